@@ -1,0 +1,1 @@
+"""Train one model across regions joined by ordinary wide-area links."""

@@ -1,0 +1,153 @@
+"""The tape: the append-only record of every decision of a syncer.
+
+A machine changes its durable state only by applying tape records (see `syncer_state`): alive, it emits
+a record and applies it; after a restart the same records are applied again, and give the same state. The
+journal holds them as JSON (`serial`), with the payloads of contributions and publications behind them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wan_diloco.protocol.messages import ContributionHeader, RefusalReason
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, RoundId, Term, Version
+
+__all__ = [
+    "ContributionDiscarded",
+    "ContributionJournalled",
+    "FragmentPublished",
+    "LearnerAdmitted",
+    "MergeEntry",
+    "Missing",
+    "RoundClosed",
+    "RunEnded",
+    "RunStarted",
+    "SyncerStarted",
+    "TapeRecord",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncerStarted:
+    """A syncer process took this state; the term fences an older one."""
+
+    term: Term
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerAdmitted:
+    """A new life of a learner; lower incarnations are refused from now on."""
+
+    learner_id: LearnerId
+    incarnation: Incarnation
+    local_step: LocalStep
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    """Learners may take steps. Given once a run.
+
+    Attributes:
+        present, absent: Configured learners that had said Hello by then, and those that had not.
+    """
+
+    present: tuple[LearnerId, ...]
+    absent: tuple[LearnerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionJournalled:
+    """A contribution is whole, valid and durable; it replaces a smaller one under its key."""
+
+    header: ContributionHeader
+    ref: str
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionDiscarded:
+    """A journalled contribution that will never be merged."""
+
+    header: ContributionHeader
+    reason: RefusalReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeEntry:
+    """A contribution in a merge.
+
+    Attributes:
+        staleness: Versions by which its base was behind: 0 is fresh.
+    """
+
+    header: ContributionHeader
+    ref: str
+    payload_bytes: int
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A member that is not fresh in a round, and why."""
+
+    learner_id: LearnerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundClosed:
+    """Which contributions a round merges; decided, durable, never changed.
+
+    Attributes:
+        members: Live learners of the last attempt.
+        global_step: At which the round was due.
+        quorum_s, grace_s: Time from the round's opening to its quorum, and from there to its close.
+    """
+
+    round_id: RoundId
+    attempt: int
+    fragment_id: FragmentId
+    from_version: Version
+    to_version: Version
+    global_step: GlobalStep
+    members: tuple[LearnerId, ...]
+    entries: tuple[MergeEntry, ...]
+    missing: tuple[Missing, ...]
+    quorum_s: float
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentPublished:
+    """The new version of a fragment exists, with these bits."""
+
+    round_id: RoundId
+    fragment_id: FragmentId
+    version: Version
+    digest: str
+    ref: str
+    codes_bytes: int
+    scales_bytes: int
+    update_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """The last step is reached and every round is done."""
+
+    global_step: GlobalStep
+    reason: str
+
+
+TapeRecord = (
+    SyncerStarted
+    | LearnerAdmitted
+    | RunStarted
+    | ContributionJournalled
+    | ContributionDiscarded
+    | RoundClosed
+    | FragmentPublished
+    | RunEnded
+)
