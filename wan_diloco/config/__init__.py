@@ -1,0 +1,41 @@
+"""What a run is: the schema, and the layers (defaults, files, environment, flags) that it is read from.
+
+Nothing here imports torch, so that a laptop can check the configuration of a cluster.
+"""
+
+from wan_diloco.config.environment import DEBUG_VARIABLE, process_environment
+from wan_diloco.config.load import LoadedConfig, load_config, parse_config
+from wan_diloco.config.render import render_toml
+from wan_diloco.config.schema import (
+    DataSettings,
+    EvaluationSettings,
+    InnerSettings,
+    ModelSettings,
+    OuterSettings,
+    RegionSettings,
+    RunConfig,
+    RunSettings,
+    SyncerSettings,
+    SyncSettings,
+    WireSettings,
+)
+
+__all__ = [
+    "DEBUG_VARIABLE",
+    "DataSettings",
+    "EvaluationSettings",
+    "InnerSettings",
+    "LoadedConfig",
+    "ModelSettings",
+    "OuterSettings",
+    "RegionSettings",
+    "RunConfig",
+    "RunSettings",
+    "SyncSettings",
+    "SyncerSettings",
+    "WireSettings",
+    "load_config",
+    "parse_config",
+    "process_environment",
+    "render_toml",
+]

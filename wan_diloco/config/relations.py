@@ -1,0 +1,171 @@
+"""Rules between settings: what is refused, and what is accepted but has no effect.
+
+Ranges of single settings are in `schema`. All broken relations are reported together, so that a
+configuration is mended in one go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from wan_diloco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wan_diloco.config.schema import RunConfig
+
+__all__ = [
+    "automatic_hidden",
+    "automatic_overwritten_steps",
+    "ignored_settings",
+    "join_problems",
+    "require_relations",
+]
+
+
+def automatic_hidden(dim: int, multiple: int) -> int:
+    """8/3 of `dim`, rounded up to a multiple: a gated layer with as many parameters as a plain one of 4 `dim`."""
+    return -(-8 * dim // (3 * multiple)) * multiple
+
+
+def automatic_overwritten_steps(overlap_steps: int) -> int:
+    """The overlap, and two steps for what comes late."""
+    return overlap_steps + 2
+
+
+def join_problems(problems: list[ConfigError]) -> ConfigError:
+    """One error that says them all; a single problem stays as it is."""
+    if len(problems) == 1:
+        return problems[0]
+    return ConfigError("; ".join(str(problem) for problem in problems))
+
+
+def require_relations(config: RunConfig) -> None:
+    """Check what involves more than one setting.
+
+    Raises:
+        ConfigError: At least one relation is broken; the text names every one.
+    """
+    problems = [*_model_problems(config), *_batch_problems(config), *_sync_problems(config), *_region_problems(config)]
+    if problems:
+        raise join_problems(problems)
+
+
+def _model_problems(config: RunConfig) -> Iterator[ConfigError]:
+    model = config.model
+    if model.dim % model.heads:
+        yield ConfigError(
+            f"{model.dim} isn't a multiple of {model.heads} heads", where="model.dim", hint="model.heads must divide it"
+        )
+    elif (model.dim // model.heads) % 2:
+        yield ConfigError(
+            f"{model.dim} over {model.heads} heads leaves {model.dim // model.heads} for each, which is odd",
+            where="model.dim",
+            hint="the rotary embedding turns pairs",
+        )
+
+
+def _batch_problems(config: RunConfig) -> Iterator[ConfigError]:
+    batch, length, passes = config.inner.batch_tokens, config.model.sequence_length, config.inner.accumulation
+    if batch % (length * passes):
+        yield ConfigError(
+            f"{batch} isn't a multiple of {length * passes}",
+            where="inner.batch_tokens",
+            hint=f"model.sequence_length {length} times inner.accumulation {passes}",
+        )
+        return
+    sequences = batch // (length * passes)
+    for region in config.regions:
+        if sequences % region.ranks:
+            yield ConfigError(
+                f"{region.ranks} ranks can't share {sequences} sequences evenly",
+                where=f"regions.{region.name}.ranks",
+                hint="inner.batch_tokens / model.sequence_length / inner.accumulation must be a multiple of it",
+            )
+    if config.total_steps < 1:
+        yield ConfigError(
+            f"{config.run.tokens} tokens are less than one step",
+            where="run.tokens",
+            hint=f"a step of {len(config.regions)} regions takes {config.tokens_per_step}",
+        )
+
+
+def _sync_problems(config: RunConfig) -> Iterator[ConfigError]:
+    sync, num_regions = config.sync, len(config.regions)
+    if sync.quorum > num_regions:
+        yield ConfigError(
+            f"{sync.quorum} is more than the number of regions, {num_regions}",
+            where="sync.quorum",
+            hint=f"1 to {num_regions}",
+        )
+    elif config.lockstep and sync.quorum != num_regions:
+        yield ConfigError(
+            f"lockstep (sync.overlap_steps = 0) needs all {num_regions} regions, not {sync.quorum}",
+            where="sync.quorum",
+            hint=f"set it to {num_regions}, or sync.overlap_steps to 1 or more",
+        )
+    if sync.overlap_steps >= sync.period_steps:
+        yield ConfigError(
+            f"{sync.overlap_steps} isn't less than sync.period_steps, {sync.period_steps}",
+            where="sync.overlap_steps",
+            hint="a fragment must be installed before it is due again",
+        )
+    if sync.overwritten_steps_max < sync.overlap_steps:
+        yield ConfigError(
+            f"{sync.overwritten_steps_max} is less than sync.overlap_steps, {sync.overlap_steps}",
+            where="sync.overwritten_steps_max",
+            hint="an install overwrites at least the overlap; 0 means overlap + 2",
+        )
+
+
+def _region_problems(config: RunConfig) -> Iterator[ConfigError]:
+    for name, times in Counter(region.name for region in config.regions).items():
+        if times > 1:
+            yield ConfigError(f"{times} regions are called {name!r}", where="regions", hint="names are identities")
+
+
+def ignored_settings(config: RunConfig) -> tuple[str, ...]:
+    """One sentence for each setting that has no effect, or not the effect one would expect.
+
+    Settings are compared with their defaults, so that a resolved configuration, where all are given, is as quiet
+    as the one it came from.
+    """
+    return (*_sync_warnings(config), *_other_warnings(config))
+
+
+def _sync_warnings(config: RunConfig) -> Iterator[str]:
+    sync = config.sync
+    defaults = type(sync)(overlap_steps=sync.overlap_steps)
+    if config.lockstep:
+        for key in ("grace_safety", "overwritten_steps_max", "alpha", "install"):
+            if getattr(sync, key) != getattr(defaults, key):
+                yield f"sync.{key} has no effect in lockstep (sync.overlap_steps = 0)"
+    elif sync.install == "rebase":
+        yield "sync.install = rebase keeps the overlap's work, which may then be merged twice: exactly-once is given up"
+        if sync.alpha:
+            yield "sync.alpha has no effect with sync.install = rebase"
+    if sync.period_steps > config.total_steps:
+        yield (
+            f"sync.period_steps is {sync.period_steps} and the run has {config.total_steps} steps, "
+            "so that some fragments are never merged"
+        )
+
+
+def _other_warnings(config: RunConfig) -> Iterator[str]:
+    outer, model = config.outer, config.model
+    if outer.momentum_warmup_steps and not outer.momentum:
+        yield "outer.momentum_warmup_steps has no effect while outer.momentum is 0"
+    if outer.merge == "mean" and outer.mean_patterns != type(outer)().mean_patterns:
+        yield "outer.mean_patterns has no effect with outer.merge = mean"
+    given = model.hidden != automatic_hidden(model.dim, model.ffn_multiple)
+    if given and model.ffn_multiple != type(model)().ffn_multiple:
+        yield "model.ffn_multiple has no effect when model.hidden is given"
+    if config.data.split == "era" and len(config.regions) == 1:
+        yield "data.split = era has no effect with one region"
+    if config.inner.warmup_steps >= config.total_steps:
+        yield (
+            f"inner.warmup_steps is {config.inner.warmup_steps} and the run has {config.total_steps} steps, "
+            "so that it never reaches inner.lr"
+        )
