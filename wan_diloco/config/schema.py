@@ -145,7 +145,9 @@ class DataSettings(_Settings):
         if value == "sotu" or (value.startswith("text:") and len(value) > len("text:")):
             return value
         raise PydanticCustomError(
-            "source", "{problem}", {"problem": f"{value!r} isn't a source", "hint": 'sources are "sotu" and "text:PATH"'}
+            "source",
+            "{problem}",
+            {"problem": f"{value!r} isn't a source", "hint": 'sources are "sotu" and "text:PATH"'},
         )
 
 
