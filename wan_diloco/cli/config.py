@@ -1,0 +1,48 @@
+"""`wan-diloco config`: what a run is, before it starts."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, load
+
+__all__ = ["register"]
+
+_commands = typer.Typer(help="Show and check configurations.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the command line."""
+    app.add_typer(_commands, name="config")
+
+
+@_commands.command(epilog="Example: wan-diloco config show deploy/demo.toml --set sync.quorum=2 --sources")
+def show(
+    files: ConfigFiles,
+    overrides: Overrides = None,
+    *,
+    sources: Annotated[bool, typer.Option("--sources", help="Say where each value comes from.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check a configuration and print every value in force."""
+    from wan_diloco.config import render_toml
+
+    loaded = load(files, overrides)
+    if as_json and sources:
+        resolved = json.loads(loaded.config.resolved_json())
+        typer.echo(json.dumps({"config": resolved, "sources": dict(loaded.sources)}, indent=2))
+    elif as_json:
+        typer.echo(loaded.config.resolved_json(), nl=False)
+    else:
+        typer.echo(render_toml(loaded.config, loaded.sources if sources else None), nl=False)
+
+
+@_commands.command(epilog="Example: wan-diloco config schema > wan-diloco.schema.json")
+def schema() -> None:
+    """Print the JSON schema of configurations, for editors and other tools."""
+    from wan_diloco.config import RunConfig
+
+    typer.echo(json.dumps(RunConfig.model_json_schema(by_alias=True), indent=2))
