@@ -1,0 +1,206 @@
+"""Codecs with one bf16 scale a block: int8, int4 and e3m0. These formulas are the reference for every kernel.
+
+For a block with largest magnitude a:
+
+    scale = bf16(a / D), at most the codec's `scale_max`, and 0 if below 2^-100
+    inv   = 1 / scale, or 0 where the scale is 0
+    int8  code = clamp(floor(x * inv + 128.5), 1, 255)          value = (code - 128) * scale      D = 127
+    int4  code = clamp(floor(x * inv + 8.5), 1, 15)             value = (code - 8) * scale        D = 7
+    e3m0  level = clamp(exponent(|x| * inv * sqrt 2) + 7, 0, 7) value = +-2^(level - 7) * scale   D = 1
+          code = level, + 8 if x < 0 and level > 0              value = 0 for level 0
+
+each operation rounded once to f32. Rounding the scale moves it by 2^-9 of itself, which never moves the
+largest code; the clamps act only where `scale_max` did. Four-bit codes are packed in halves of their
+block: byte j = element j | element (j + h) << 4, h = ceil(n / 2), for a block of n elements; the spare
+half byte of an odd block holds the code of zero. Buffers follow the order of the blocks.
+
+Legend: N elements of the fragment, B blocks, R rows of a segment, K blocks a row, L = 128 elements a block.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import ClassVar, Final
+
+import numpy as np
+import torch
+
+from wan_diloco.algorithm.blocks import BLOCK, BlockTable, Segment
+from wan_diloco.algorithm.codec.base import Codec, Payload, PayloadSizes, as_tensor, check_vector
+from wan_diloco.algorithm.codec.plain import BF16_MAX
+from wan_diloco.errors import DecodeError, NonFiniteError
+
+__all__ = ["SCALE_MIN", "BlockCodec", "E3m0Codec", "Int4Codec", "Int8Codec"]
+
+# Smaller scales are written as 0. Every decoded value and every 1 / scale is then a normal f32, so
+# that processors which flush denormals give the same bits.
+SCALE_MIN: Final = 2.0**-100
+
+_HALF: Final = BLOCK // 2
+_SQRT2: Final = float(np.float32(math.sqrt(2.0)))
+_E3M0_VALUES: Final = (0.0, *(2.0 ** (level - 7) for level in range(1, 8)))
+
+
+class BlockCodec(Codec):
+    """What the codecs with a scale a block share."""
+
+    lossless: ClassVar[bool] = False
+    divisor: ClassVar[float]
+    # The largest bf16 with which no code decodes to infinity, not even those that no encoder writes.
+    scale_max: ClassVar[float]
+    zero_code: ClassVar[int]
+
+    def sizes(self, table: BlockTable) -> PayloadSizes:
+        """Codes of every block, and two bytes of scale a block."""
+        codes_bytes = sum(segment.num_rows * self._row_bytes(segment) for segment in table.segments)
+        return PayloadSizes(codes_bytes=codes_bytes, scales_bytes=2 * table.num_blocks)
+
+    def encode(self, values_N: torch.Tensor, table: BlockTable) -> Payload:
+        """Scale each block to its largest magnitude, round, and pack."""
+        check_vector(values_N, table)
+        codes = torch.empty(self.sizes(table).codes_bytes, dtype=torch.uint8)
+        scales_B = torch.empty(table.num_blocks, dtype=torch.bfloat16)
+        offset = 0
+        for segment in table.segments:
+            x_RKL = segment.padded(values_N.detach())
+            absmax_RK = x_RKL.abs().amax(dim=-1)
+            if not bool(torch.isfinite(absmax_RK).all()):
+                blocks = int((~torch.isfinite(absmax_RK)).sum())
+                raise NonFiniteError(f"values to encode, in {blocks} of {table.num_blocks} blocks")
+            scale_RK = (absmax_RK / self.divisor).to(torch.bfloat16).float().clamp_(max=self.scale_max)
+            scale_RK[scale_RK < SCALE_MIN] = 0.0
+            scales_B[segment.first_block : segment.stop_block] = scale_RK.reshape(-1)
+            inv_RK = torch.where(scale_RK > 0, 1.0 / scale_RK, 0.0)
+            size_bytes = segment.num_rows * self._row_bytes(segment)
+            out = codes[offset : offset + size_bytes].view(segment.num_rows, -1)
+            self._pack(self._quantise(x_RKL, inv_RK.unsqueeze(-1)), segment, out)
+            offset += size_bytes
+        scales = scales_B.view(torch.int16).numpy().astype("<i2").view(np.uint8)
+        return Payload(codes=codes.numpy(), scales=scales)
+
+    def _decode(self, payload: Payload, table: BlockTable) -> torch.Tensor:
+        halves = torch.from_numpy(np.frombuffer(payload.scales.tobytes(), "<i2").astype(np.int16))
+        scales_B = halves.view(torch.bfloat16).float()
+        if not bool(torch.isfinite(scales_B).all()):
+            raise NonFiniteError(f"{int((~torch.isfinite(scales_B)).sum())} of {table.num_blocks} scales")
+        if bool(((scales_B != 0) & ((scales_B < SCALE_MIN) | (scales_B > self.scale_max))).any()):
+            raise DecodeError("scale_out_of_range", f"{self.name} has scales that no encoder writes")
+        codes = as_tensor(payload.codes)
+        values_N = torch.empty(table.numel, dtype=torch.float32)
+        offset = 0
+        for segment in table.segments:
+            size_bytes = segment.num_rows * self._row_bytes(segment)
+            packed = codes[offset : offset + size_bytes].view(segment.num_rows, -1)
+            scale_RK1 = scales_B[segment.first_block : segment.stop_block].view(segment.num_rows, -1, 1)
+            segment.unpad(self._dequantise(self._unpack(packed, segment)).mul_(scale_RK1), values_N)
+            offset += size_bytes
+        return values_N
+
+    @abstractmethod
+    def _row_bytes(self, segment: Segment) -> int:
+        """Bytes of one row's codes."""
+
+    @abstractmethod
+    def _quantise(self, x_RKL: torch.Tensor, inv_RK1: torch.Tensor) -> torch.Tensor:
+        """Codes, uint8 [R, K, L]."""
+
+    @abstractmethod
+    def _dequantise(self, codes_RKL: torch.Tensor) -> torch.Tensor:
+        """Values in units of the scale, float32 [R, K, L], new memory."""
+
+    @abstractmethod
+    def _pack(self, codes_RKL: torch.Tensor, segment: Segment, out: torch.Tensor) -> None:
+        """Write codes as bytes [R, row bytes], without the padding."""
+
+    @abstractmethod
+    def _unpack(self, packed: torch.Tensor, segment: Segment) -> torch.Tensor:
+        """The inverse of `_pack`; the padding is of no meaning."""
+
+
+class Int8Codec(BlockCodec):
+    """-127 to 127, one byte an element."""
+
+    name: ClassVar[str] = "int8"
+    divisor: ClassVar[float] = 127.0
+    scale_max: ClassVar[float] = BF16_MAX / 128
+    zero_code: ClassVar[int] = 128
+
+    def _row_bytes(self, segment: Segment) -> int:
+        return segment.row_length
+
+    def _quantise(self, x_RKL: torch.Tensor, inv_RK1: torch.Tensor) -> torch.Tensor:
+        return (x_RKL * inv_RK1).add_(128.5).floor_().clamp_(1, 255).to(torch.uint8)
+
+    def _dequantise(self, codes_RKL: torch.Tensor) -> torch.Tensor:
+        return codes_RKL.float().sub_(128.0)
+
+    def _pack(self, codes_RKL: torch.Tensor, segment: Segment, out: torch.Tensor) -> None:
+        out.copy_(codes_RKL.view(segment.num_rows, -1)[:, : segment.row_length])
+
+    def _unpack(self, packed: torch.Tensor, segment: Segment) -> torch.Tensor:
+        padded = packed.new_full((segment.num_rows, segment.blocks_per_row * BLOCK), self.zero_code)
+        padded[:, : segment.row_length] = packed
+        return padded.view(segment.num_rows, -1, BLOCK)
+
+
+class _NibbleCodec(BlockCodec):
+    """Four bits an element, in halves of the block."""
+
+    def _row_bytes(self, segment: Segment) -> int:
+        return segment.full_blocks * _HALF + (segment.tail + 1) // 2
+
+    def _pack(self, codes_RKL: torch.Tensor, segment: Segment, out: torch.Tensor) -> None:
+        full = codes_RKL[:, : segment.full_blocks]
+        body = out[:, : segment.full_blocks * _HALF].view(segment.num_rows, segment.full_blocks, _HALF)
+        body.copy_(full[..., :_HALF] | (full[..., _HALF:] << 4))
+        if segment.tail:
+            half = (segment.tail + 1) // 2
+            # The padding is zeros, and a zero's code is what an odd block's spare half byte must hold.
+            last = codes_RKL[:, -1]
+            out[:, -half:] = last[:, :half] | (last[:, half : 2 * half] << 4)
+
+    def _unpack(self, packed: torch.Tensor, segment: Segment) -> torch.Tensor:
+        codes = packed.new_full((segment.num_rows, segment.blocks_per_row, BLOCK), self.zero_code)
+        body = packed[:, : segment.full_blocks * _HALF].view(segment.num_rows, segment.full_blocks, _HALF)
+        codes[:, : segment.full_blocks, :_HALF] = body & 15
+        codes[:, : segment.full_blocks, _HALF:] = body >> 4
+        if segment.tail:
+            half = (segment.tail + 1) // 2
+            codes[:, -1, :half] = packed[:, -half:] & 15
+            codes[:, -1, half : 2 * half] = packed[:, -half:] >> 4
+        return codes
+
+
+class Int4Codec(_NibbleCodec):
+    """-7 to 7."""
+
+    name: ClassVar[str] = "int4"
+    divisor: ClassVar[float] = 7.0
+    scale_max: ClassVar[float] = BF16_MAX / 8
+    zero_code: ClassVar[int] = 8
+
+    def _quantise(self, x_RKL: torch.Tensor, inv_RK1: torch.Tensor) -> torch.Tensor:
+        return (x_RKL * inv_RK1).add_(8.5).floor_().clamp_(1, 15).to(torch.uint8)
+
+    def _dequantise(self, codes_RKL: torch.Tensor) -> torch.Tensor:
+        return codes_RKL.float().sub_(8.0)
+
+
+class E3m0Codec(_NibbleCodec):
+    """A sign and seven powers of two, for heavy tails."""
+
+    name: ClassVar[str] = "e3m0"
+    divisor: ClassVar[float] = 1.0
+    scale_max: ClassVar[float] = BF16_MAX
+    zero_code: ClassVar[int] = 0
+
+    def _quantise(self, x_RKL: torch.Tensor, inv_RK1: torch.Tensor) -> torch.Tensor:
+        ratio = (x_RKL.abs() * inv_RK1).mul_(_SQRT2)
+        # A float's exponent is its bits above the 23 of the mantissa, biased by 127.
+        level = (ratio.view(torch.int32) >> 23).sub_(127 - 7).clamp_(0, 7)
+        return (level + 8 * ((x_RKL < 0) & (level > 0))).to(torch.uint8)
+
+    def _dequantise(self, codes_RKL: torch.Tensor) -> torch.Tensor:
+        table = torch.tensor([*_E3M0_VALUES, 0.0, *(-value for value in _E3M0_VALUES[1:])])
+        return table.index_select(0, codes_RKL.reshape(-1).int()).view(codes_RKL.shape)
