@@ -1,0 +1,48 @@
+"""Durable things: atomic files, folder locks, the journal, snapshots.
+
+Whole objects (files, snapshots) are only ever put and read as a whole, and a sealed journal segment
+never changes: so both can live on an object store. What grows or locks needs a local disk.
+"""
+
+from wan_diloco.storage.atomic import (
+    read_json,
+    remove_leftovers,
+    sha256_file,
+    write_bytes,
+    write_json,
+    write_text,
+)
+from wan_diloco.storage.journal import SEGMENT_BYTES, Journal, JournalRef, Record, RecordHead, TornTail
+from wan_diloco.storage.lock import FolderLock
+from wan_diloco.storage.snapshot import (
+    LatestSnapshot,
+    SkippedSnapshot,
+    Snapshot,
+    keep_last,
+    latest_snapshot,
+    load_snapshot,
+    save_snapshot,
+)
+
+__all__ = [
+    "SEGMENT_BYTES",
+    "FolderLock",
+    "Journal",
+    "JournalRef",
+    "LatestSnapshot",
+    "Record",
+    "RecordHead",
+    "SkippedSnapshot",
+    "Snapshot",
+    "TornTail",
+    "keep_last",
+    "latest_snapshot",
+    "load_snapshot",
+    "read_json",
+    "remove_leftovers",
+    "save_snapshot",
+    "sha256_file",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]

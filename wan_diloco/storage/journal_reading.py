@@ -1,0 +1,204 @@
+"""Reading one segment of a journal: record after record, and what to make of bytes that are none.
+
+Reads only; the journal decides what to cut. Memory is bounded by one record's meta part, or by the
+one payload that was asked for, whatever the bytes claim.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from wan_diloco.errors import JournalError
+from wan_diloco.storage.journal_format import (
+    RECORD_HEADER_BYTES,
+    RECORD_MAGIC,
+    SEGMENT_HEADER_BYTES,
+    RecordHeader,
+    decode_record_header,
+    segment_header_problem,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["JournalRef", "Record", "RecordHead", "check_segment_header", "damage", "find_tail", "read_record", "scan"]
+
+_PIECE_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JournalRef:
+    """Where a record lies; ordered as the records were appended.
+
+    Attributes:
+        segment: Number of the segment.
+        offset: First byte of the record in the segment.
+        length: Bytes of the whole record, header included.
+    """
+
+    segment: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A record with its payload, checked.
+
+    Attributes:
+        kind: The caller's number for the kind of record.
+        meta: The small part, as appended.
+        payload: The large part, as appended.
+    """
+
+    kind: int
+    meta: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordHead:
+    """A record whose payload was left on the disk.
+
+    Attributes:
+        kind: The caller's number for the kind of record.
+        meta: The small part, as appended.
+        payload_bytes: How long the payload is.
+    """
+
+    kind: int
+    meta: bytes
+    payload_bytes: int
+
+
+def damage(segment: int, offset: int, problem: str) -> JournalError:
+    """The error that names a place in the journal."""
+    return JournalError(f"the journal is damaged in segment {segment} at offset {offset}: {problem}")
+
+
+def check_segment_header(file: BinaryIO, segment: int) -> None:
+    """See that the file starts as this segment does.
+
+    Raises:
+        JournalError: It doesn't.
+    """
+    file.seek(0)
+    problem = segment_header_problem(file.read(SEGMENT_HEADER_BYTES), segment)
+    if problem:
+        raise damage(segment, 0, problem)
+
+
+def scan(
+    file: BinaryIO, segment: int, size_bytes: int, *, verify_payload: bool
+) -> Iterator[tuple[JournalRef, RecordHead]]:
+    """Every record of a segment, in order.
+
+    Args:
+        file: The segment.
+        segment: Its number.
+        size_bytes: Where its last record ends.
+        verify_payload: Whether payloads are read for their checksum.
+
+    Raises:
+        JournalError: Something before `size_bytes` is no record; the sentence names the place.
+    """
+    offset = SEGMENT_HEADER_BYTES
+    while offset < size_bytes:
+        header = _read_header(file, segment, offset, size_bytes)
+        meta = _read_meta(file, segment, offset, header)
+        if verify_payload:
+            _check_payload(file, segment, offset, header)
+        head = RecordHead(kind=header.kind, meta=meta, payload_bytes=header.payload_bytes)
+        yield JournalRef(segment, offset, header.record_bytes), head
+        offset += header.record_bytes
+
+
+def read_record(file: BinaryIO, ref: JournalRef, size_bytes: int) -> Record:
+    """The record at a place, all of it checked.
+
+    Raises:
+        JournalError: There is no such record, or it is damaged.
+    """
+    if ref.offset < SEGMENT_HEADER_BYTES or ref.offset + ref.length > size_bytes:
+        raise damage(ref.segment, ref.offset, f"no record of {ref.length} bytes fits there")
+    header = _read_header(file, ref.segment, ref.offset, size_bytes)
+    if header.record_bytes != ref.length:
+        raise damage(ref.segment, ref.offset, f"the record has {header.record_bytes} bytes and not {ref.length}")
+    meta = _read_meta(file, ref.segment, ref.offset, header)
+    payload = file.read(header.payload_bytes)
+    if len(payload) != header.payload_bytes or zlib.crc32(payload) != header.payload_crc:
+        raise damage(ref.segment, ref.offset, "the payload doesn't match its checksum")
+    return Record(kind=header.kind, meta=meta, payload=payload)
+
+
+def find_tail(file: BinaryIO, segment: int, size_bytes: int) -> tuple[int, str]:
+    """Where the last whole record of the last segment ends.
+
+    A record that isn't whole is a torn tail if nothing shows that it had ever been flushed: a crash
+    may lose any of the pages after the last flush, in any order. If a later record says that the
+    broken one was flushed before, it was damaged afterwards.
+
+    Returns:
+        The end of what is whole, and what is wrong behind it (empty where nothing is).
+
+    Raises:
+        JournalError: A record that had been flushed is damaged.
+    """
+    end = SEGMENT_HEADER_BYTES
+    try:
+        for ref, _ in scan(file, segment, size_bytes, verify_payload=True):
+            end = ref.offset + ref.length
+    except JournalError as exc:
+        if _flushed_up_to(file, segment, end, size_bytes) > end:
+            raise
+        return end, str(exc)
+    return end, ""
+
+
+def _flushed_up_to(file: BinaryIO, segment: int, offset: int, size_bytes: int) -> int:
+    # The highest promise of any believable header behind a broken record. Only headers are looked at.
+    highest = 0
+    file.seek(offset)
+    position = offset
+    overlap = b""
+    while position < size_bytes and (piece := file.read(min(_PIECE_BYTES, size_bytes - position))):
+        window = overlap + piece
+        start = position - len(overlap)
+        at = window.find(RECORD_MAGIC)
+        while 0 <= at <= len(window) - RECORD_HEADER_BYTES:
+            header = decode_record_header(window[at : at + RECORD_HEADER_BYTES], segment, start + at)
+            if header is not None:
+                highest = max(highest, header.durable_offset)
+            at = window.find(RECORD_MAGIC, at + 1)
+        position += len(piece)
+        overlap = window[-(RECORD_HEADER_BYTES - 1) :]
+    return highest
+
+
+def _read_header(file: BinaryIO, segment: int, offset: int, size_bytes: int) -> RecordHeader:
+    file.seek(offset)
+    header = decode_record_header(file.read(RECORD_HEADER_BYTES), segment, offset)
+    if header is None:
+        raise damage(segment, offset, "no record starts there")
+    if offset + header.record_bytes > size_bytes:
+        raise damage(segment, offset, f"the record needs {header.record_bytes} bytes and is cut off")
+    return header
+
+
+def _read_meta(file: BinaryIO, segment: int, offset: int, header: RecordHeader) -> bytes:
+    meta = file.read(header.meta_bytes)
+    if len(meta) != header.meta_bytes or zlib.crc32(meta) != header.meta_crc:
+        raise damage(segment, offset, "the meta part doesn't match its checksum")
+    return meta
+
+
+def _check_payload(file: BinaryIO, segment: int, offset: int, header: RecordHeader) -> None:
+    crc = 0
+    left = header.payload_bytes
+    while left and (piece := file.read(min(_PIECE_BYTES, left))):
+        crc = zlib.crc32(piece, crc)
+        left -= len(piece)
+    if left or crc != header.payload_crc:
+        raise damage(segment, offset, "the payload doesn't match its checksum")

@@ -1,0 +1,311 @@
+"""Snapshots of tensors: captured at one moment, written at leisure, visible only when whole.
+
+A snapshot is a folder with `tensors.safetensors` and `manifest.json`. It is staged under a hidden
+name and renamed, and both files are covered by digests. Names sort naturally (`merge-9` before
+`merge-10`), and the order of names is the order of age: no clock is asked.
+
+What must not happen here: pickle, or the loss of the last good snapshot, whatever was damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from wan_diloco.errors import CheckpointError, StorageError
+from wan_diloco.storage.atomic import read_json, sha256_file, write_json
+from wan_diloco.storage.filesystem import ensure_folder, fsync_folder, fsync_path, temporary_name, translated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = [
+    "LatestSnapshot",
+    "SkippedSnapshot",
+    "Snapshot",
+    "keep_last",
+    "latest_snapshot",
+    "load_snapshot",
+    "save_snapshot",
+]
+
+FORMAT: Final = 1
+
+_TENSORS: Final = "tensors.safetensors"
+_MANIFEST: Final = "manifest.json"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_DIGITS: Final = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Tensors and what is known about them, owned by nobody else.
+
+    Attributes:
+        tensors: On the CPU, contiguous, sharing no memory.
+        manifest: JSON values of the caller.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    def capture(
+        cls, tensors: Mapping[str, torch.Tensor | npt.NDArray[np.generic]], manifest: Mapping[str, Any]
+    ) -> Self:
+        """Copy everything now, so that the caller may go on changing it while another thread writes.
+
+        Raises:
+            ValueError: The manifest holds a NaN or an infinity.
+            TypeError: The manifest holds something that JSON doesn't know.
+        """
+        copies = {
+            name: (torch.as_tensor(value) if not isinstance(value, torch.Tensor) else value.detach())
+            .to("cpu", copy=True)
+            .contiguous()
+            for name, value in tensors.items()
+        }
+        return cls(tensors=copies, manifest=json.loads(json.dumps(manifest, allow_nan=False)))
+
+    def write(self, folder: Path, name: str) -> Path:
+        """Make the snapshot durable under a name.
+
+        Thread: any; several at once are fine under different names.
+
+        Args:
+            folder: Created where missing.
+            name: Letters, digits, dots, dashes, underscores.
+
+        Returns:
+            The snapshot's folder.
+
+        Raises:
+            CheckpointError: A good snapshot has this name already.
+            StorageError: The disk is full or the system refused; earlier snapshots stand.
+            ConfigError: The folder can't be created or written.
+            ValueError: The name isn't one.
+        """
+        target = folder / _checked(name)
+        ensure_folder(folder)
+        staging = folder / temporary_name(name)
+        try:
+            with translated("can't write", target):
+                staging.mkdir()
+                _save(self.tensors, staging / _TENSORS, target)
+                write_json(staging / _MANIFEST, _manifest(name, self.manifest, staging / _TENSORS))
+                _make_way(folder, name)
+                staging.rename(target)
+                fsync_folder(folder)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        return target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedSnapshot:
+    """A snapshot that was passed over, and why."""
+
+    name: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestSnapshot:
+    """The newest good snapshot of a folder.
+
+    Attributes:
+        name: Its name.
+        snapshot: What it holds.
+        skipped: Newer ones that are damaged, newest first.
+    """
+
+    name: str
+    snapshot: Snapshot
+    skipped: tuple[SkippedSnapshot, ...]
+
+
+def save_snapshot(
+    folder: Path,
+    name: str,
+    tensors: Mapping[str, torch.Tensor | npt.NDArray[np.generic]],
+    manifest: Mapping[str, Any],
+) -> Path:
+    """Capture and write in one call.
+
+    Returns:
+        The snapshot's folder.
+
+    Raises:
+        CheckpointError: A good snapshot has this name already.
+        StorageError: The disk is full or the system refused.
+        ConfigError: The folder can't be created or written.
+        ValueError: The name isn't one.
+    """
+    return Snapshot.capture(tensors, manifest).write(folder, name)
+
+
+def load_snapshot(folder: Path, name: str) -> Snapshot:
+    """Read a snapshot, checked by its digests.
+
+    Raises:
+        CheckpointError: It is missing, incomplete, damaged, or of a newer format.
+        ValueError: The name isn't one.
+    """
+    path = folder / _checked(name)
+    manifest = _verified_manifest(path)
+    try:
+        tensors = load_file(path / _TENSORS)
+    except (SafetensorError, OSError) as exc:
+        raise CheckpointError(f"the tensors of snapshot {path} can't be read: {exc}") from exc
+    return Snapshot(tensors=tensors, manifest=manifest)
+
+
+def latest_snapshot(folder: Path) -> LatestSnapshot | None:
+    """The newest snapshot whose digests are right, with a report of what had to be skipped.
+
+    Returns:
+        None where the folder has no snapshot at all.
+
+    Raises:
+        CheckpointError: There are snapshots and none is good; starting afresh would lose the run.
+        StorageError: The folder can't be listed.
+    """
+    skipped: list[SkippedSnapshot] = []
+    for name in reversed(_names(folder)):
+        try:
+            snapshot = load_snapshot(folder, name)
+        except CheckpointError as exc:
+            skipped.append(SkippedSnapshot(name=name, problem=str(exc)))
+        else:
+            return LatestSnapshot(name=name, snapshot=snapshot, skipped=tuple(skipped))
+    if skipped:
+        problems = "; ".join(item.problem for item in skipped)
+        raise CheckpointError(f"none of the {len(skipped)} snapshots in {folder} is good: {problems}")
+    return None
+
+
+def keep_last(folder: Path, k: int) -> list[str]:
+    """Remove all snapshots older than the k newest good ones; damaged ones don't count and newer ones stay.
+
+    Ordering: from the thread that writes snapshots.
+
+    Args:
+        folder: Where the snapshots are.
+        k: At least 1.
+
+    Returns:
+        The names that were removed, newest first.
+
+    Raises:
+        StorageError: The folder can't be listed or changed.
+        ValueError: `k` is below 1.
+    """
+    if k < 1:
+        raise ValueError(f"at least one snapshot is kept, not {k}")
+    removed = []
+    good = 0
+    for name in reversed(_names(folder)):
+        path = folder / name
+        if good >= k:
+            _remove(folder, name)
+            removed.append(name)
+            continue
+        with contextlib.suppress(CheckpointError):
+            _verified_manifest(path)
+            good += 1
+    return removed
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} can't be the name of a snapshot")
+    return name
+
+
+def _names(folder: Path) -> list[str]:
+    if not folder.exists():
+        return []
+    with translated("can't list the snapshots in", folder):
+        names = [path.name for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+    return sorted(names, key=_natural)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    # "merge-10" becomes ("merge-"), 10: numbers compare as numbers, and text never meets a number.
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
+
+
+def _save(tensors: Mapping[str, torch.Tensor], path: Path, target: Path) -> None:
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as exc:
+        raise StorageError(f"can't write {target}: {exc}") from exc
+    fsync_path(path)
+
+
+def _manifest(name: str, values: Mapping[str, Any], tensors: Path) -> dict[str, Any]:
+    manifest = {
+        "format": FORMAT,
+        "name": name,
+        "tensors_sha256": sha256_file(tensors),
+        "tensors_bytes": tensors.stat().st_size,
+        "values": values,
+    }
+    return {**manifest, "manifest_sha256": _digest(manifest)}
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _verified_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = read_json(path / _MANIFEST)
+        tensors_sha256 = sha256_file(path / _TENSORS)
+    except StorageError as exc:
+        raise CheckpointError(f"snapshot {path} is incomplete: {exc}") from exc
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"snapshot {path} has format {manifest.get('format')!r}, this version reads {FORMAT}")
+    claimed = manifest.pop("manifest_sha256", None)
+    values = manifest.get("values")
+    if claimed != _digest(manifest) or manifest.get("name") != path.name or not isinstance(values, dict):
+        raise CheckpointError(f"the manifest of snapshot {path} doesn't match its digest or its name")
+    if tensors_sha256 != manifest.get("tensors_sha256"):
+        raise CheckpointError(f"the tensors of snapshot {path} don't match their digest")
+    return values
+
+
+def _make_way(folder: Path, name: str) -> None:
+    # Only a damaged snapshot is ever replaced, so that a good one exists under its name at every moment.
+    path = folder / name
+    if not path.exists():
+        return
+    try:
+        _verified_manifest(path)
+    except CheckpointError:
+        _remove(folder, name)
+    else:
+        raise CheckpointError(f"snapshot {path} exists already and is good")
+
+
+def _remove(folder: Path, name: str) -> None:
+    # Renamed first, so that a crash in the middle leaves a leftover and not half a snapshot.
+    doomed = folder / temporary_name(name)
+    with translated("can't remove", folder / name):
+        (folder / name).rename(doomed)
+        fsync_folder(folder)
+        shutil.rmtree(doomed)
