@@ -7,6 +7,7 @@ called there and nowhere else. Bits exist at that border only.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Final, NewType
@@ -97,6 +98,8 @@ _SIZES: Final[dict[str, float]] = {
 }
 _DURATIONS: Final[dict[str, float]] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNTS: Final[dict[str, float]] = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+# Beyond it a float has gaps, and a count would silently be another one.
+_COUNT_MAX: Final = 2**53
 
 
 def _parse(text: str, table: dict[str, float], what: str, example: str) -> float:
@@ -104,7 +107,10 @@ def _parse(text: str, table: dict[str, float], what: str, example: str) -> float
     if match is None or match[2] not in table:
         units = ", ".join(unit for unit in table if unit)
         raise UnitError(f"{text!r} isn't a {what}", hint=f'write it like "{example}"; units are {units}')
-    return float(match[1]) * table[match[2]]
+    value = float(match[1]) * table[match[2]]
+    if math.isinf(value):
+        raise UnitError(f"{text!r} is too large for a {what}")
+    return value
 
 
 def parse_rate(text: str) -> float:
@@ -143,15 +149,17 @@ def parse_count(text: str) -> int:
     value = _parse(text, _COUNTS, "count", "10M")
     if value != int(value):
         raise UnitError(f"{text!r} isn't a whole number", hint='write it like "10M"')
+    if value > _COUNT_MAX:
+        raise UnitError(f"{text!r} is too large for a count")
     return int(value)
 
 
 def _format(value: float, scale: list[tuple[float, str]]) -> str:
-    for factor, unit in scale:
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{unit}"
-    factor, unit = scale[-1]
-    return f"{value / factor:.3g}{unit}"
+    # what rounds up to a unit gets that unit: 999,600 is 1M, not 1e+03k
+    rounded = float(f"{value:.3g}")
+    factor, unit = next((entry for entry in scale if abs(rounded) >= entry[0]), scale[-1])
+    number = value / factor
+    return f"{number:.0f}{unit}" if abs(number) >= 999.5 else f"{number:.3g}{unit}"
 
 
 def format_rate(rate_bytes_per_s: float) -> str:
