@@ -1,0 +1,293 @@
+"""The journal's promises, one by one; laws over arbitrary damage are in tests/property/storage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from wan_diloco.errors import ConfigError, JournalError, StorageError
+from wan_diloco.storage import Journal, JournalRef, Record, RecordHead
+from wan_diloco.storage.journal_format import META_BYTES_MAX
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def segment_file(folder: Path, segment: int = 1) -> Path:
+    return folder / f"{segment:010d}.journal"
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x40
+    path.write_bytes(data)
+
+
+def test_records_come_back_in_order_after_reopening(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        first = journal.append(1, b"meta", [b"pay", bytearray(b"lo"), memoryview(b"ad")])
+        second = journal.append(2, b"")
+        journal.sync()
+    with Journal.open(tmp_path) as journal:
+        assert journal.torn is None
+        assert list(journal.records()) == [
+            (first, RecordHead(kind=1, meta=b"meta", payload_bytes=7)),
+            (second, RecordHead(kind=2, meta=b"", payload_bytes=0)),
+        ]
+        assert journal.read(first) == Record(kind=1, meta=b"meta", payload=b"payload")
+        third = journal.append(3, b"more")
+        assert first < second < third
+
+
+def test_a_record_can_be_read_before_it_is_synced_and_by_other_threads(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, segment_bytes=500) as journal:
+        refs: list[JournalRef] = []
+        problems: list[str] = []
+        done = threading.Event()
+
+        def reader() -> None:
+            while not done.is_set():
+                for index, ref in enumerate(list(refs)):
+                    if journal.read(ref).meta != str(index).encode():
+                        problems.append(f"record {index} is wrong")
+                kinds = [head.kind for _, head in journal.records()]
+                if kinds != list(range(len(kinds))):
+                    problems.append(f"records out of order: {kinds}")
+
+        thread = threading.Thread(target=reader)
+        thread.start()
+        for index in range(60):
+            ref = journal.append(index, str(index).encode(), [b"x" * index])
+            refs.append(ref)  # noqa: PERF401 - the reader sees it grow
+        done.set()
+        thread.join()
+        assert problems == []
+        assert [head.kind for _, head in journal.records()] == list(range(60))
+
+
+def test_segments_rotate_and_a_large_record_gets_its_own(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, segment_bytes=200) as journal:
+        small = journal.append(1, b"s" * 50)
+        large = journal.append(2, b"", [b"L" * 1000])
+        after = journal.append(3, b"s" * 50)
+        assert [ref.segment for ref in (small, large, after)] == [1, 2, 3]
+        assert journal.segments == (1, 2, 3)
+        assert journal.size_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert journal.read(large).payload == b"L" * 1000
+
+
+def test_dropping_old_segments_keeps_the_growing_one(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        refs = [journal.append(index, b"m" * 60) for index in range(4)]
+        assert journal.drop_segments_before(3) == [1, 2]
+        with pytest.raises(JournalError, match="has no segment 1"):
+            journal.read(refs[0])
+        assert [ref for ref, _ in journal.records()] == refs[2:]
+        assert journal.drop_segments_before(99) == [3]
+        assert journal.segments == (4,)
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        assert [ref for ref, _ in journal.records()] == refs[3:]
+
+
+def test_a_torn_tail_is_cut_and_reported_and_writing_goes_on(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        whole = journal.append(1, b"whole")
+        journal.sync()
+        torn = journal.append(2, b"torn", [b"p" * 100])
+    os.truncate(segment_file(tmp_path), torn.offset + torn.length - 1)
+    with Journal.open(tmp_path) as journal:
+        assert journal.torn is not None
+        assert (journal.torn.segment, journal.torn.offset) == (1, torn.offset)
+        assert journal.torn.dropped_bytes == torn.length - 1
+        again = journal.append(3, b"again")
+        assert again.offset == torn.offset
+        assert [head.meta for _, head in journal.records()] == [b"whole", b"again"]
+        assert journal.read(whole).meta == b"whole"
+
+
+def test_damage_to_what_was_synced_is_an_error_that_names_the_place(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        ref = journal.append(1, b"promised", [b"p" * 10])
+        journal.sync()
+        journal.append(2, b"later")
+    for offset in (ref.offset, ref.offset + 20, ref.offset + ref.length - 1):
+        flip(segment_file(tmp_path), offset)
+        with pytest.raises(JournalError, match=rf"segment 1 at offset {ref.offset}:"):
+            Journal.open(tmp_path)
+        flip(segment_file(tmp_path), offset)
+    Journal.open(tmp_path).close()
+
+
+def test_pages_that_a_power_cut_lost_before_a_sync_are_a_torn_tail(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        journal.append(1, b"promised")
+        journal.sync()
+        lost = journal.append(2, b"lost", [b"p" * 50])
+        journal.append(3, b"reached the disk, though nobody was told")
+    path = segment_file(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[lost.offset : lost.offset + lost.length] = bytes(lost.length)
+    path.write_bytes(data)
+    with Journal.open(tmp_path) as journal:
+        assert journal.torn is not None
+        assert [head.kind for _, head in journal.records()] == [1]
+
+
+def test_damage_in_an_earlier_segment_is_found_when_it_is_read(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        refs = [journal.append(index, b"m" * 30, [b"p" * 30]) for index in range(3)]
+    flip(segment_file(tmp_path, 1), refs[0].offset + refs[0].length - 1)
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        assert len(list(journal.records())) == 3
+        with pytest.raises(JournalError, match=r"segment 1 at offset 20: the payload"):
+            list(journal.records(verify_payload=True))
+        with pytest.raises(JournalError, match=r"segment 1 at offset 20: the payload"):
+            journal.read(refs[0])
+        assert journal.read(refs[1]).payload == b"p" * 30
+        os.truncate(segment_file(tmp_path, 2), refs[1].length)
+        with pytest.raises(JournalError, match=r"segment 2 at offset 20: .*cut off"):
+            list(journal.records())
+
+
+def test_a_missing_segment_in_the_middle_is_an_error(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        for index in range(3):
+            journal.append(index, b"m" * 60)
+    segment_file(tmp_path, 2).unlink()
+    with pytest.raises(JournalError, match="segments 1 and 3, but none between"):
+        Journal.open(tmp_path)
+
+
+def test_a_segment_under_a_wrong_name_is_an_error(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        journal.append(1, b"x")
+    segment_file(tmp_path, 1).rename(segment_file(tmp_path, 2))
+    with pytest.raises(JournalError, match="the file holds segment 1"):
+        Journal.open(tmp_path)
+
+
+def test_a_segment_whose_header_was_cut_off_is_begun_again(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        first = journal.append(1, b"m" * 60)
+        journal.append(2, b"m" * 60)
+    os.truncate(segment_file(tmp_path, 2), 7)
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        assert journal.torn is not None
+        assert journal.torn.dropped_bytes == 7
+        second = journal.append(3, b"new")
+        assert [ref for ref, _ in journal.records()] == [first, second]
+
+
+def test_a_record_inside_a_payload_is_no_record(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "inner") as journal:
+        for index in range(3):
+            journal.append(index, b"inner")
+            journal.sync()
+    inner = segment_file(tmp_path / "inner").read_bytes()
+    with Journal.open(tmp_path / "outer") as journal:
+        torn = journal.append(9, b"", [inner])
+    os.truncate(segment_file(tmp_path / "outer"), torn.offset + torn.length - 1)
+    with Journal.open(tmp_path / "outer") as journal:
+        assert journal.torn is not None
+        assert list(journal.records()) == []
+
+
+def test_a_full_disk_adds_nothing_and_the_journal_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwritev = os.pwritev
+
+    def fills_up(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if offset == before.offset + before.length:
+            return pwritev(descriptor, [buffers[0][:11]], offset)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Journal.open(tmp_path) as journal:
+        before = journal.append(1, b"before")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", fills_up)
+            with pytest.raises(
+                StorageError, match=r"can't append to .*: the disk or the quota is full; free some space"
+            ):
+                journal.append(2, b"too much", [b"p" * 100])
+        assert segment_file(tmp_path).stat().st_size == before.offset + before.length
+        after = journal.append(3, b"after")
+        journal.sync()
+        assert [ref for ref, _ in journal.records()] == [before, after]
+    with Journal.open(tmp_path) as journal:
+        assert journal.torn is None
+        assert journal.read(after).meta == b"after"
+
+
+def test_a_disk_too_full_for_a_new_segment_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        journal.append(1, b"m" * 60)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", full)
+            with pytest.raises(StorageError, match="can't begin a new segment"):
+                journal.append(2, b"m" * 60)
+        assert journal.segments == (1,)
+        assert [path.name for path in tmp_path.iterdir()] == ["0000000001.journal"]
+        assert journal.append(3, b"m" * 60).segment == 2
+
+
+def test_after_a_failed_flush_nothing_more_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with Journal.open(tmp_path) as journal:
+        ref = journal.append(1, b"x")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", broken)
+            with pytest.raises(StorageError, match="must be opened anew"):
+                journal.sync()
+        with pytest.raises(StorageError, match="must be opened anew"):
+            journal.sync()
+        with pytest.raises(StorageError, match="must be opened anew"):
+            journal.append(2, b"y")
+        assert journal.read(ref).meta == b"x"
+
+
+def test_refs_that_name_no_record_are_refused(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        ref = journal.append(1, b"meta", [b"payload"])
+        for wrong in (
+            JournalRef(1, ref.offset + 1, ref.length - 1),
+            JournalRef(1, ref.offset, ref.length - 1),
+            JournalRef(1, ref.offset, 2**60),
+            JournalRef(1, 0, ref.length),
+            JournalRef(2, ref.offset, ref.length),
+        ):
+            with pytest.raises(JournalError):
+                journal.read(wrong)
+
+
+def test_what_does_not_fit_into_a_record_is_refused_before_writing(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        for kind, meta in ((-1, b""), (2**32, b""), (0, bytes(META_BYTES_MAX + 1))):
+            with pytest.raises(ValueError, match="doesn't fit"):
+                journal.append(kind, meta)
+        assert list(journal.records()) == []
+
+
+def test_a_closed_journal_says_so(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    journal.close()
+    journal.close()
+    with pytest.raises(StorageError, match="is closed"):
+        journal.append(1, b"")
+
+
+def test_other_files_are_left_alone_and_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "owner.lock").write_bytes(b"x")
+    (tmp_path / "1.journal").write_bytes(b"not ours")
+    with Journal.open(tmp_path) as journal:
+        assert journal.segments == (1,)
+    assert (tmp_path / "1.journal").read_bytes() == b"not ours"
+    with pytest.raises(ConfigError):
+        Journal.open(tmp_path / "owner.lock")

@@ -1,0 +1,210 @@
+"""Snapshots: one moment, whole or invisible, and never the loss of the last good one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from wan_diloco.errors import CheckpointError, StorageError
+from wan_diloco.storage import Snapshot, keep_last, latest_snapshot, load_snapshot, remove_leftovers, save_snapshot
+from wan_diloco.storage import snapshot as module  # for patching what it calls
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x40
+    path.write_bytes(data)
+
+
+def test_tensors_and_manifest_come_back_to_the_bit(tmp_path: Path) -> None:
+    exact = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    tensors: dict[str, torch.Tensor | npt.NDArray[np.generic]] = {
+        "exact": exact,
+        "transposed": exact.T,
+        "tied": exact,
+        "half": exact.to(torch.bfloat16),
+        "counts": np.array([10251184259, -1], dtype=np.int64),
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(2.5, requires_grad=True),
+    }
+    save_snapshot(tmp_path, "merge-1", tensors, {"tokens": 10251184259, "fragments": [{"version": [0, 3]}]})
+    loaded = load_snapshot(tmp_path, "merge-1")
+    assert set(loaded.tensors) == set(tensors)
+    for name, tensor in loaded.tensors.items():
+        expected = torch.as_tensor(tensors[name]).detach()
+        assert tensor.dtype == expected.dtype
+        assert torch.equal(tensor, expected), name
+    assert loaded.manifest == {"tokens": 10251184259, "fragments": [{"version": [0, 3]}]}
+    assert sorted(path.name for path in (tmp_path / "merge-1").iterdir()) == ["manifest.json", "tensors.safetensors"]
+
+
+def test_changes_during_the_write_do_not_reach_the_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges go on in place while a slow writer saves the state of an earlier one."""
+    published = torch.full((1000,), 10.0)
+    momentum = np.full(1000, 0.5, dtype=np.float32)
+    positions = [1, 2]
+    counters = {"count": 10, "positions": positions}
+    mutated = threading.Event()
+    started = threading.Event()
+
+    def slow(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        started.set()
+        assert mutated.wait(10)
+        safetensors.torch.save_file(tensors, path)
+
+    monkeypatch.setattr(module, "save_file", slow)
+    snapshot = Snapshot.capture({"published": published, "momentum": momentum}, counters)
+    writer = threading.Thread(target=snapshot.write, args=(tmp_path, "merge-10"))
+    writer.start()
+    assert started.wait(10)
+    published.add_(1.0)
+    momentum += 1.0
+    counters["count"] = 12
+    positions.append(3)
+    mutated.set()
+    writer.join()
+    loaded = load_snapshot(tmp_path, "merge-10")
+    assert torch.equal(loaded.tensors["published"], torch.full((1000,), 10.0))
+    assert torch.equal(loaded.tensors["momentum"], torch.full((1000,), 0.5))
+    assert loaded.manifest == {"count": 10, "positions": [1, 2]}
+
+
+def test_two_writes_of_one_name_at_once_leave_one_whole_snapshot(tmp_path: Path) -> None:
+    errors: list[CheckpointError | StorageError] = []
+
+    def write(value: float) -> None:
+        try:
+            save_snapshot(tmp_path, "merge-1", {"x": torch.full((10_000,), value)}, {"value": value})
+        except (CheckpointError, StorageError) as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=write, args=(float(index),)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 1
+    loaded = load_snapshot(tmp_path, "merge-1")
+    assert torch.equal(loaded.tensors["x"], torch.full((10_000,), loaded.manifest["value"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["merge-1"]
+
+
+def test_the_newest_is_found_by_number_and_not_by_letters(tmp_path: Path) -> None:
+    assert latest_snapshot(tmp_path / "nowhere") is None
+    assert latest_snapshot(tmp_path) is None
+    for number in (9, 10, 2):
+        save_snapshot(tmp_path, f"merge-{number}", {"x": torch.zeros(1)}, {"number": number})
+    latest = latest_snapshot(tmp_path)
+    assert latest is not None
+    assert (latest.name, latest.snapshot.manifest, latest.skipped) == ("merge-10", {"number": 10}, ())
+
+
+@pytest.mark.parametrize(
+    "damage", ["tensors", "manifest", "cut", "no tensors", "no manifest", "garbage", "newer format"]
+)
+def test_an_older_snapshot_stands_in_for_a_damaged_one_and_it_is_reported(tmp_path: Path, damage: str) -> None:
+    for number in (1, 2):
+        save_snapshot(tmp_path, f"merge-{number}", {"x": torch.full((8,), float(number))}, {"number": number})
+    tensors = tmp_path / "merge-2" / "tensors.safetensors"
+    manifest = tmp_path / "merge-2" / "manifest.json"
+    match damage:
+        case "tensors":
+            flip(tensors, tensors.stat().st_size - 1)
+        case "manifest":
+            manifest.write_text(manifest.read_text().replace('"number": 2', '"number": 7'))
+        case "cut":
+            os.truncate(tensors, 10)
+        case "no tensors":
+            tensors.unlink()
+        case "no manifest":
+            manifest.unlink()
+        case "garbage":
+            manifest.write_bytes(b"\xff{[")
+        case _:
+            manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
+    latest = latest_snapshot(tmp_path)
+    assert latest is not None
+    assert latest.name == "merge-1"
+    assert torch.equal(latest.snapshot.tensors["x"], torch.ones(8))
+    (skipped,) = latest.skipped
+    assert skipped.name == "merge-2"
+    assert str(tmp_path / "merge-2") in skipped.problem
+
+
+def test_only_damaged_snapshots_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None:
+    save_snapshot(tmp_path, "merge-1", {"x": torch.zeros(1)}, {})
+    (tmp_path / "merge-1" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="none of the 1 snapshots"):
+        latest_snapshot(tmp_path)
+
+
+def test_a_good_snapshot_is_never_replaced_and_a_damaged_one_is(tmp_path: Path) -> None:
+    save_snapshot(tmp_path, "merge-1", {"x": torch.zeros(1)}, {"try": 1})
+    with pytest.raises(CheckpointError, match="exists already and is good"):
+        save_snapshot(tmp_path, "merge-1", {"x": torch.ones(1)}, {"try": 2})
+    assert load_snapshot(tmp_path, "merge-1").manifest == {"try": 1}
+    (tmp_path / "merge-1" / "tensors.safetensors").unlink()
+    save_snapshot(tmp_path, "merge-1", {"x": torch.ones(1)}, {"try": 2})
+    assert load_snapshot(tmp_path, "merge-1").manifest == {"try": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["merge-1"]
+
+
+def test_a_full_disk_leaves_earlier_snapshots_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_snapshot(tmp_path, "merge-1", {"x": torch.zeros(1)}, {})
+
+    def full(_: Mapping[str, torch.Tensor], path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(StorageError, match=r"can't write .*merge-2: the disk or the quota is full"):
+        save_snapshot(tmp_path, "merge-2", {"x": torch.zeros(1)}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["merge-1"]
+
+
+def test_what_a_killed_writer_left_is_invisible_and_swept(tmp_path: Path) -> None:
+    save_snapshot(tmp_path, "merge-1", {"x": torch.zeros(1)}, {})
+    (tmp_path / "merge-1").rename(tmp_path / ".merge-2.99.0.tmp")
+    assert latest_snapshot(tmp_path) is None
+    assert remove_leftovers(tmp_path) == [".merge-2.99.0.tmp"]
+
+
+def test_keeping_counts_good_snapshots_only(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        save_snapshot(tmp_path, f"merge-{number}", {"x": torch.zeros(1)}, {})
+    (tmp_path / "merge-5" / "tensors.safetensors").unlink()
+    (tmp_path / "notes.txt").write_text("mine")
+    assert keep_last(tmp_path, 2) == ["merge-2", "merge-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["merge-3", "merge-4", "merge-5", "notes.txt"]
+    assert keep_last(tmp_path, 2) == []
+    with pytest.raises(ValueError, match="at least one"):
+        keep_last(tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "a\n", "x" * 300])
+def test_names_that_could_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="can't be the name"):
+        save_snapshot(tmp_path, name, {"x": torch.zeros(1)}, {})
+    with pytest.raises(ValueError, match="can't be the name"):
+        load_snapshot(tmp_path, name)
+
+
+def test_a_manifest_that_is_no_json_is_refused_at_capture() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        Snapshot.capture({}, {"loss": float("inf")})
+    with pytest.raises(TypeError):
+        Snapshot.capture({}, {"path": object()})
