@@ -10,13 +10,15 @@ Legend: N elements of the fragment, B blocks, R rows of a segment, K blocks a ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from wan_diloco.algorithm.layout import Fragment
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["BLOCK", "FLAT_BELOW", "BlockTable", "Segment", "block_sums_of_squares", "build_block_table", "norm"]
 

@@ -246,9 +246,7 @@ def _pack(items: list[_Item], num_bins: int) -> tuple[list[dict[str, int]], int]
     return bins, max(loads)
 
 
-def _balance(
-    specs: Sequence[TensorSpec], rules: dict[str, MergeRule], num_fragments: int
-) -> list[dict[str, int]]:
+def _balance(specs: Sequence[TensorSpec], rules: dict[str, MergeRule], num_fragments: int) -> list[dict[str, int]]:
     """Rows of each tensor in each fragment, by the rule that `build_layout` states."""
     total = sum(spec.size_bytes for spec in specs)
     best: tuple[list[dict[str, int]], int] | None = None

@@ -5,10 +5,13 @@ Legend: N elements of the fragment.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from wan_diloco.algorithm.merge import round_f32
 from wan_diloco.units import GlobalStep
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["momentum_at", "outer_step"]
 

@@ -43,17 +43,14 @@ def canonical_name(name: str) -> str:
 
 def _named(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Parameter | torch.Tensor]]:
     """Parameters and buffers in order of registration, duplicates included, wrappers left out of the names."""
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield prefix + name, parameter
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            yield prefix + name, buffer
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        yield prefix + name, parameter
+    for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+        yield prefix + name, buffer
     is_parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    for name, child in module._modules.items():
-        if child is not None:
-            is_wrapper = name in _WRAPPED or (is_parallel and name == "module")
-            yield from _named(child, prefix if is_wrapper else f"{prefix}{name}.")
+    for name, child in module.named_children():
+        is_wrapper = name in _WRAPPED or (is_parallel and name == "module")
+        yield from _named(child, prefix if is_wrapper else f"{prefix}{name}.")
 
 
 def _span(parameter: nn.Parameter) -> tuple[int, int] | None:

@@ -10,12 +10,14 @@ Legend: N elements of the fragment.
 from __future__ import annotations
 
 import hashlib
-
-import torch
+from typing import TYPE_CHECKING
 
 from wan_diloco.algorithm.blocks import BlockTable
 from wan_diloco.algorithm.codec.base import Codec, Payload
 from wan_diloco.algorithm.merge import round_f32
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["apply_update", "delta", "digest", "mix", "publish", "rebase"]
 
@@ -35,7 +37,7 @@ def publish(
         The update, and the new published value: what `apply_update` makes of it.
 
     Raises:
-        NonFiniteError: The value isn't finite.
+        NonFiniteError: The value, or its distance from the published one, isn't finite.
     """
     payload = codec.encode(exact_N if codec.lossless else exact_N - published_N, table)
     return payload, apply_update(published_N, payload, codec, table)
@@ -52,7 +54,7 @@ def apply_update(published_N: torch.Tensor, payload: Payload, codec: Codec, tabl
 
     Raises:
         DecodeError: The update doesn't decode.
-        NonFiniteError: The update or its result isn't finite.
+        NonFiniteError: The update isn't finite.
     """
     decoded_N = codec.decode(payload, table)
     return decoded_N if codec.lossless else published_N + decoded_N

@@ -40,7 +40,7 @@ class F32Codec(Codec):
         return Payload(codes=codes, scales=np.empty(0, np.uint8))
 
     def _decode(self, payload: Payload, table: BlockTable) -> torch.Tensor:
-        values_N = torch.from_numpy(np.frombuffer(payload.codes.tobytes(), "<f4").astype(np.float32))
+        values_N = torch.from_numpy(np.frombuffer(payload.codes.tobytes(), "<f4", table.numel).astype(np.float32))
         _refuse_non_finite(values_N, "decoded values")
         return values_N
 
@@ -64,7 +64,7 @@ class Bf16Codec(Codec):
         return Payload(codes=codes, scales=np.empty(0, np.uint8))
 
     def _decode(self, payload: Payload, table: BlockTable) -> torch.Tensor:
-        halves = torch.from_numpy(np.frombuffer(payload.codes.tobytes(), "<i2").astype(np.int16))
+        halves = torch.from_numpy(np.frombuffer(payload.codes.tobytes(), "<i2", table.numel).astype(np.int16))
         values_N = halves.view(torch.bfloat16).to(torch.float32)
         _refuse_non_finite(values_N, "decoded values")
         return values_N
