@@ -7,9 +7,9 @@ called there and nowhere else. Bits exist at that border only.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final, NewType
 
 from wan_diloco.errors import UnitError
@@ -72,7 +72,7 @@ class Version:
         return f"{self.epoch}.{self.count}"
 
 
-_NUMBER: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*(?:/s)?)\s*")
+_NUMBER: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([A-Za-z]*(?:/s)?)\s*")
 
 # Rates follow tc: "mbit" is 10^6 bits a second, "mbps" would be bytes and is refused as ambiguous.
 _RATES: Final[dict[str, float]] = {
@@ -98,19 +98,19 @@ _SIZES: Final[dict[str, float]] = {
 }
 _DURATIONS: Final[dict[str, float]] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNTS: Final[dict[str, float]] = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
-# Beyond it a float has gaps, and a count would silently be another one.
-_COUNT_MAX: Final = 2**53
+# Far beyond what anybody means, and far below what no float holds once the unit is in.
+_NUMBER_MAX: Final = 1e18
 
 
-def _parse(text: str, table: dict[str, float], what: str, example: str) -> float:
+def _parse(text: str, table: dict[str, float], what: str, example: str) -> Decimal:
     match = _NUMBER.fullmatch(text)
     if match is None or match[2] not in table:
         units = ", ".join(unit for unit in table if unit)
         raise UnitError(f"{text!r} isn't a {what}", hint=f'write it like "{example}"; units are {units}')
-    value = float(match[1]) * table[match[2]]
-    if math.isinf(value):
+    if float(match[1]) > _NUMBER_MAX:
         raise UnitError(f"{text!r} is too large for a {what}")
-    return value
+    # decimal, because 2.01k is 2010, but 2.01 * 1000 isn't
+    return Decimal(match[1]) * Decimal(str(table[match[2]]))
 
 
 def parse_rate(text: str) -> float:
@@ -119,7 +119,7 @@ def parse_rate(text: str) -> float:
     Raises:
         UnitError: The text has no unit that is known here.
     """
-    return _parse(text, _RATES, "rate", "400mbit")
+    return float(_parse(text, _RATES, "rate", "400mbit"))
 
 
 def parse_size(text: str) -> int:
@@ -137,7 +137,7 @@ def parse_duration(text: str) -> float:
     Raises:
         UnitError: The text has no unit that is known here.
     """
-    return _parse(text, _DURATIONS, "duration", "80ms")
+    return float(_parse(text, _DURATIONS, "duration", "80ms"))
 
 
 def parse_count(text: str) -> int:
@@ -149,8 +149,6 @@ def parse_count(text: str) -> int:
     value = _parse(text, _COUNTS, "count", "10M")
     if value != int(value):
         raise UnitError(f"{text!r} isn't a whole number", hint='write it like "10M"')
-    if value > _COUNT_MAX:
-        raise UnitError(f"{text!r} is too large for a count")
     return int(value)
 
 
