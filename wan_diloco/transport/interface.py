@@ -1,0 +1,231 @@
+"""What the drivers see of a transport, whichever it is.
+
+All of it lives on one event loop: nothing here may be called from another thread. Implementations:
+`grpc_server` and `grpc_client` for real networks, `memory` in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from wan_diloco.protocol.events import SessionId
+from wan_diloco.protocol.messages import (
+    ContributionHeader,
+    LearnerMessage,
+    RefusalReason,
+    SyncerMessage,
+    UpdateHeader,
+)
+from wan_diloco.wire.frames import Buffers
+
+__all__ = ["Connection", "ConnectionFactory", "Counters", "Frames", "Session", "SyncerHandler", "SyncerServer"]
+
+# Bulk messages as `wire.frames.pack` makes them, in order.
+Frames = Sequence[bytes]
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What one connection moved, cumulative, counted where messages meet the network.
+
+    Owner: the transport; everybody else reads. Headers are included, what TCP, TLS and HTTP/2 add is not.
+
+    Attributes:
+        uplink_bytes: Bulk from the learner, including what was sent twice.
+        downlink_bytes: Bulk to the learner.
+        control_bytes: Control messages, both ways.
+    """
+
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    control_bytes: int = 0
+
+
+class Session(Protocol):
+    """The syncer's end of one learner's connection."""
+
+    @property
+    def session(self) -> SessionId:
+        """Never used again, also not by the same learner."""
+        ...
+
+    @property
+    def peer(self) -> str:
+        """Where the learner is, for logs."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """What this session moved so far."""
+        ...
+
+    def set_downlink_rate(self, rate_bytes_per_s: float | None) -> None:
+        """Cap the updates of this session; None (the state at its birth) for no cap.
+
+        To be called when a Hello told whose session it is.
+        """
+        ...
+
+    def send(self, message: SyncerMessage) -> None:
+        """Queue a control message; never blocks.
+
+        An unsent `Pace` is replaced by a newer one. After the session's end this does nothing: the handler
+        hears of the end by `disconnected`. A peer that lets the queue run full is cut off.
+        """
+        ...
+
+    async def send_update(self, header: UpdateHeader, segments: Sequence[Frames]) -> None:
+        """Send an update; returns when its last byte was handed to the network.
+
+        Updates of a session go one after the other, the one asked for first first. Cancelling one that
+        has begun ends the session, since its remains can't be told apart from the next.
+
+        Args:
+            header: What it is.
+            segments: The packed buffers of each of the header's segments, in order.
+
+        Raises:
+            TransportError: The session ended before.
+        """
+        ...
+
+    def close(self, reason: str) -> None:
+        """End the session after the control messages queued so far have left; idempotent."""
+        ...
+
+
+class SyncerHandler(Protocol):
+    """What a syncer's service does about what arrives. Called on the event loop; must not block."""
+
+    def connected(self, session: Session) -> None:
+        """A learner opened a session; it hasn't said anything yet."""
+        ...
+
+    def said(self, session: Session, message: LearnerMessage) -> None:
+        """A control message, in the order sent."""
+        ...
+
+    def disconnected(self, session: Session, reason: str) -> None:
+        """The session ended, whoever ended it; the last call about it."""
+        ...
+
+    async def upload_offered(self, session: Session, header: ContributionHeader) -> bool:
+        """Whether the bytes of a contribution may come; memory for them is taken right after."""
+        ...
+
+    def upload_complete(
+        self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int
+    ) -> None:
+        """All bytes of a contribution are here, each with a good checksum. The handler owns the buffers.
+
+        Args:
+            session: Where it came from.
+            header: As it was offered.
+            payload: Of exactly the lengths that the header says.
+            wire_bytes: What crossed the wire for it, headers and repeated chunks included.
+        """
+        ...
+
+    def upload_failed(
+        self, session: Session, header: ContributionHeader, reason: RefusalReason, detail: str
+    ) -> None:
+        """An accepted contribution's bytes turned out bad beyond repair. A broken stream isn't this."""
+        ...
+
+    def status(self) -> dict[str, object]:
+        """What to answer to `fetch_status`: anything that JSON can write."""
+        ...
+
+
+class SyncerServer(Protocol):
+    """Listens, and tells a handler."""
+
+    async def start(self) -> str:
+        """Begin to listen.
+
+        Returns:
+            The address bound, "host:port".
+
+        Raises:
+            ConfigError: The address can't be listened on.
+        """
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Close all sessions, giving what was queued that long to leave; every handler call is over after."""
+        ...
+
+
+class Connection(Protocol):
+    """A learner's end; used once: after its loss, make another."""
+
+    @property
+    def counters(self) -> Counters:
+        """What this connection moved so far."""
+        ...
+
+    async def connect(self) -> None:
+        """Open the session.
+
+        Raises:
+            PeerUnavailable: Nobody answers; trying again later makes sense.
+            AuthError: The peer refuses us, or we it; trying again doesn't.
+        """
+        ...
+
+    def send(self, message: LearnerMessage) -> None:
+        """Queue a control message; never blocks.
+
+        An unsent `Report` is replaced by a newer one. After the connection's loss this does nothing:
+        `messages` tells of it.
+        """
+        ...
+
+    def messages(self) -> AsyncIterator[SyncerMessage]:
+        """What the syncer says, in order; ends by raising.
+
+        To be iterated by one task, once.
+
+        Raises:
+            TransportError: The connection is lost, or was closed by either end.
+        """
+        ...
+
+    def updates(self) -> AsyncIterator[tuple[UpdateHeader, list[Buffers]]]:
+        """Updates that came whole, with the buffers of each of their segments; ends by raising.
+
+        To be iterated by one task, once. The next is read only when it is asked for.
+
+        Raises:
+            TransportError: The connection is lost, or was closed by either end.
+        """
+        ...
+
+    async def upload(self, header: ContributionHeader, frames: Frames, spread_s: float) -> bool:
+        """Send a contribution, until the syncer has it whole; it may be cancelled at any time.
+
+        After a broken one, call it again with the same arguments, on this connection or another:
+        what the syncer already has isn't sent twice.
+
+        Args:
+            header: What it is.
+            frames: Its packed buffers.
+            spread_s: Over how long to spread the bytes; 0 for as fast as the uplink's rate allows.
+
+        Returns:
+            False if the syncer refused it; a control message tells why.
+
+        Raises:
+            TransportError: The stream broke. Whether the connection lives on, `messages` tells.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Leave, after the control messages queued so far have left (for a bounded time); idempotent."""
+        ...
+
+
+# How a driver gets its next connection after losing one.
+ConnectionFactory = Callable[[], Connection]
