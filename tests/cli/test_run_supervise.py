@@ -1,0 +1,219 @@
+"""The supervisor, with real processes that play syncer and learner."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from wan_diloco.cli.keeper import Condition, ProcessSpec, last_line
+from wan_diloco.cli.lives import RestartPolicy
+from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
+from wan_diloco.clock import SystemClock
+from wan_diloco.protocol.retry import RetryPolicy
+
+# Every process appends a line to a file of its own when it starts and counts its lives by it.
+PROLOGUE = """
+import os, pathlib, signal, sys, time
+folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+with (folder / f"{name}.lives").open("a") as file:
+    file.write(f"{' '.join(sys.argv[3:]) or 'first'}\\n")
+life = len((folder / f"{name}.lives").read_text().splitlines())
+def wait(path):
+    while not (folder / path).exists():
+        time.sleep(0.01)
+def end(code, words=""):
+    print(words, file=sys.stderr, flush=True)
+    sys.exit(code)
+def drain(*_):
+    (folder / f"{name}.drained").touch()
+    end(143)
+signal.signal(signal.SIGTERM, drain)
+"""
+LISTEN = "(folder / 'address').write_text('127.0.0.1:1')\n"
+LINGER = "time.sleep(600)\n"
+
+
+class Stage:
+    """A folder, and processes that act in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+
+    def supervisor(
+        self, syncer: str, learners: Sequence[str], *, quorum: int = 1, patience: Patience | None = None
+    ) -> Supervisor:
+        return Supervisor(
+            syncer=self._spec("syncer", syncer),
+            learners=[self._spec(f"r{index}", source) for index, source in enumerate(learners)],
+            address_path=self.folder / "address",
+            quorum=quorum,
+            env=dict(os.environ),
+            policy=RestartPolicy(retry=RetryPolicy(initial_s=0.01, max_s=0.02), quick_failures_max=3),
+            patience=patience or Patience(),
+            rng=random.Random(0),
+            clock=SystemClock(),
+            say=self.said.append,
+        )
+
+    def lives(self, name: str) -> list[str]:
+        path = self.folder / f"{name}.lives"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def drained(self, name: str) -> bool:
+        return (self.folder / f"{name}.drained").exists()
+
+    def _spec(self, name: str, source: str) -> ProcessSpec:
+        command = (sys.executable, "-c", PROLOGUE + textwrap.dedent(source), str(self.folder), name)
+        return ProcessSpec(name=name, first=command, again=(*command, "--resume"), log_path=self.folder / f"{name}.log")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for is another process's doing
+        await asyncio.sleep(0.01)
+
+
+def run(supervisor: Supervisor) -> Outcome:
+    outcome = asyncio.run(asyncio.wait_for(supervisor.run(), 60))
+    assert psutil.Process().children() == []
+    return outcome
+
+
+def interrupted(stage: Stage, supervisor: Supervisor, signals: Sequence[tuple[str, signal.Signals]]) -> Outcome:
+    """Run, and interrupt when files appear."""
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.run())
+            for path, number in signals:
+                await until((stage.folder / path).exists)
+                supervisor.interrupt(number)
+            return await task
+
+    outcome = asyncio.run(asyncio.wait_for(scene(), 60))
+    assert psutil.Process().children() == []
+    return outcome
+
+
+def test_the_syncers_end_is_the_end_and_learners_may_finish_by_themselves(stage: Stage) -> None:
+    syncer = LISTEN + "wait('r0.lives'); wait('r1.lives'); (folder / 'over').touch()"
+    learner = "wait('over'); time.sleep(0.2); (folder / f'{name}.finished').touch()"
+    assert run(stage.supervisor(syncer, [learner, learner])) == Outcome(exit_code=0)
+    assert (stage.folder / "r0.finished").exists()
+    assert (stage.folder / "r1.finished").exists()
+    assert stage.said == []
+
+
+def test_learners_start_when_the_syncer_listens(stage: Stage) -> None:
+    syncer = "time.sleep(0.3); assert not list(folder.glob('r0.*'))\n" + LISTEN + "wait('r0.lives')"
+    assert run(stage.supervisor(syncer, ["pass"])).exit_code == 0
+
+
+def test_a_killed_learner_is_started_again_and_resumes(stage: Stage) -> None:
+    learner = "(folder / 'again').touch() if life > 1 else os.kill(os.getpid(), signal.SIGKILL)"
+    supervisor = stage.supervisor(LISTEN + "wait('again')", [learner])
+    assert run(supervisor).exit_code == 0
+    assert stage.lives("r0") == ["first", "--resume"]
+    assert "r0 died (killed by SIGKILL)" in stage.said[0]
+    assert supervisor.learners[0].restarts == 1
+
+
+def test_a_syncer_that_asks_for_it_is_resumed_and_learners_live_on(stage: Stage) -> None:
+    syncer = LISTEN + "wait('r0.lives')\nif life == 1: end(75, 'disk full')"
+    learner = "wait('nothing')"
+    assert run(stage.supervisor(syncer, [learner], patience=Patience(finish_s=0.1))).exit_code == 0
+    assert stage.lives("syncer") == ["first", "--resume"]
+    assert stage.lives("r0") == ["first"]
+
+
+@pytest.mark.parametrize("code", [2, 77, 78])
+def test_a_hopeless_learner_ends_the_run_with_its_own_words(stage: Stage, code: int) -> None:
+    outcome = run(stage.supervisor(LISTEN + LINGER, [f"end({code}, 'wan-diloco: no such thing')", LINGER]))
+    assert outcome == Outcome(exit_code=code, problem="r0 failed: wan-diloco: no such thing")
+    assert stage.drained("syncer")
+
+
+def test_a_hopeless_syncer_ends_the_run_before_any_learner_starts(stage: Stage) -> None:
+    outcome = run(stage.supervisor("end(78, 'port in use')", [LINGER]))
+    assert outcome == Outcome(exit_code=78, problem="syncer failed: port in use")
+    assert stage.lives("r0") == []
+
+
+def test_a_region_that_dies_again_and_again_is_given_up_and_the_others_go_on(stage: Stage) -> None:
+    syncer = LISTEN + "wait('over')"
+    dying = "end(70, 'a bug')"
+    other = "wait('given-up'); (folder / 'over').touch()"
+    supervisor = stage.supervisor(syncer, [dying, other])
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.run())
+            await until(lambda: supervisor.learners[0].condition is Condition.GIVEN_UP)
+            (stage.folder / "given-up").touch()
+            return await task
+
+    assert asyncio.run(asyncio.wait_for(scene(), 60)).exit_code == 0
+    assert stage.lives("r0") == ["first", "--resume", "--resume"]
+    assert stage.said[-2:] == [
+        "r0 is given up after dying 3 times in a row (a bug)",
+        "the run goes on with 1 of 2 regions",
+    ]
+
+
+def test_too_few_regions_for_a_quorum_end_the_run(stage: Stage) -> None:
+    outcome = run(stage.supervisor(LISTEN + LINGER, ["end(75, 'no memory')", LINGER], quorum=2))
+    assert outcome == Outcome(exit_code=75, problem="r0 dies again and again: no memory")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_lets_everybody_drain_the_syncer_last(stage: Stage, number: signal.Signals, code: int) -> None:
+    syncer = LISTEN + "signal.signal(signal.SIGTERM, lambda *_: (wait('r0.drained'), drain()))\n" + LINGER
+    supervisor = stage.supervisor(syncer, ["time.sleep(0.2)\n" + LINGER])
+    assert interrupted(stage, supervisor, [("r0.lives", number)]).exit_code == code
+    assert stage.drained("syncer")
+    assert supervisor.learners[0].condition is Condition.STOPPED
+
+
+def test_a_second_interrupt_kills_those_who_dont_listen(stage: Stage) -> None:
+    deaf = "signal.signal(signal.SIGTERM, lambda *_: (folder / 'asked').touch()); (folder / 'up').touch()\n"
+    linger = "while True: time.sleep(1)\n"
+    supervisor = stage.supervisor(
+        LISTEN + LINGER, [deaf + linger], patience=Patience(drain_s=600, hurry_s=0.2, kill_s=10)
+    )
+    outcome = interrupted(stage, supervisor, [("up", signal.SIGINT), ("asked", signal.SIGINT)])
+    assert outcome.exit_code == 130
+    assert stage.said == ["r0 doesn't end, is killed"]
+    assert stage.drained("syncer")
+
+
+def test_a_run_that_is_cancelled_leaves_no_process(stage: Stage) -> None:
+    async def scene() -> None:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(stage.supervisor(LISTEN + LINGER, [LINGER]).run())
+            await until(lambda: stage.lives("r0") != [])
+            task.cancel()
+
+    asyncio.run(scene())
+    psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)
+    assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_the_last_line_of_a_log_is_its_last_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    assert last_line(path) == ""
+    path.write_bytes(b"first\n" + b"x" * 100_000 + b"\n wan-diloco: it broke \xff\n\n")
+    assert last_line(path) == "wan-diloco: it broke \N{REPLACEMENT CHARACTER}"
