@@ -129,8 +129,10 @@ def evaluation_batches(
     Raises:
         DataError: There is nothing to predict.
     """
-    if len(tokens) < 2:  # noqa: PLR2004 (one to see, one to predict)
-        raise DataError(f"the evaluation set has {len(tokens)} tokens: there is nothing to predict", where="data.source")
+    if len(tokens) < 2:
+        raise DataError(
+            f"the evaluation set has {len(tokens)} tokens: there is nothing to predict", where="data.source"
+        )
     num_windows = -(-(len(tokens) - 1) // sequence_length)
     padded = np.full(num_windows * sequence_length + 1, IGNORED_TARGET, dtype=np.int64)
     padded[: len(tokens)] = tokens

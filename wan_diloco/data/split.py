@@ -73,9 +73,7 @@ def split_corpus(corpus: Corpus) -> Split:
         residue = index % _HOLDOUT_EVERY
         part = {_TEST_RESIDUE: "test", _VALIDATION_RESIDUE: "validation"}.get(residue, "training")
         parts[part].append(document)
-    return Split(
-        training=tuple(parts["training"]), validation=tuple(parts["validation"]), test=tuple(parts["test"])
-    )
+    return Split(training=tuple(parts["training"]), validation=tuple(parts["validation"]), test=tuple(parts["test"]))
 
 
 def cut_document(document: bytes, size_bytes: int) -> tuple[bytes, ...]:

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from wan_diloco.models.norm import RMSNorm
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -75,10 +77,12 @@ class DecoderConfig:
 
 @functools.lru_cache(maxsize=32)
 def _rotations(length: int, head_dim: int, theta: float, device: torch.device) -> torch.Tensor:
-    """Unit complex numbers (T, 1, D/2) by which positions turn pairs; computed in f64, cached, never part of a state."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * theta**-exponent
-    return torch.polar(torch.ones_like(angle), angle).to(device, torch.complex64).unsqueeze(1)
+    """Unit complex numbers (T, 1, D/2) by which positions turn pairs; from f64, cached, never part of a state."""
+    # An evaluation may be the first to ask; a tensor born in its inference mode would break the training after it.
+    with torch.inference_mode(mode=False):
+        exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
+        angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * theta**-exponent
+        return torch.polar(torch.ones_like(angle), angle).to(device, torch.complex64).unsqueeze(1)
 
 
 def _rotate(x_BTHD: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -124,9 +128,9 @@ class _FeedForward(nn.Module):
 class _Block(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.dim, eps=_NORM_EPS)
+        self.attention_norm = RMSNorm(config.dim, eps=_NORM_EPS)
         self.attention = _Attention(config)
-        self.ffn_norm = nn.RMSNorm(config.dim, eps=_NORM_EPS)
+        self.ffn_norm = RMSNorm(config.dim, eps=_NORM_EPS)
         self.ffn = _FeedForward(config)
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
@@ -138,7 +142,7 @@ class _Block(nn.Module):
 class Decoder(nn.Module):
     """The language model; call it with token ids, get logits for the token after each.
 
-    Its weights are whatever the memory held until `init_weights` or a state dict fills them: use `build_decoder`.
+    Its weights are torch's own, from the global generator, until `init_weights`: use `build_decoder`.
 
     Args:
         config: What to build.
@@ -150,7 +154,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(_Block(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.dim, eps=_NORM_EPS)
+        self.norm = RMSNorm(config.dim, eps=_NORM_EPS)
         self.lm_head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -191,7 +195,7 @@ class Decoder(nn.Module):
             elif name in {"embed.weight", "lm_head.weight"}:
                 yield name, _EMBEDDING_STD
             elif name.endswith(("wo.weight", "w_down.weight")):
-                # What writes into the residual stream shrinks with the number of writers, so that its size doesn't grow.
+                # What writes into the residual stream shrinks with the number of writers, which keeps its size.
                 yield name, parameter.shape[1] ** -0.5 / math.sqrt(2 * self.config.num_layers)
             else:
                 yield name, parameter.shape[1] ** -0.5
@@ -204,10 +208,10 @@ def build_decoder(config: DecoderConfig, seed: int) -> Decoder:
         config: What to build.
         seed: The only source of chance.
     """
-    with torch.device("meta"):
+    # Modules initialise themselves from the global generator, which isn't ours to move. (Building on meta would avoid
+    # it too, at the price of 2 seconds of imports.)
+    with torch.random.fork_rng(devices=[]):
         model = Decoder(config)
-    # Built on meta and then given memory: torch's own initialisation would draw from the global generator.
-    model = model.to_empty(device="cpu")
     model.init_weights(torch.Generator().manual_seed(seed))
     return model
 

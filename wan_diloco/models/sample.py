@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from wan_diloco.models.decoder import Decoder  # noqa: TC001 (read at run time by those who inspect signatures)
+from wan_diloco.models.decoder import Decoder
 
 __all__ = ["generate"]
 

@@ -16,17 +16,18 @@ def learning_rate(
 ) -> float:
     """The rate of the step that leads from `global_step` to `global_step + 1`.
 
-    Rises linearly from 0 to the peak, then falls along half a cosine, and stays where it ends.
+    Rises linearly to the peak, already above zero at the first step, which would else be wasted; then falls along half
+    a cosine, and stays where it ends.
 
     Args:
         global_step: Steps taken so far, 0 or more.
         peak: The highest rate.
-        warmup_steps: Where the peak is reached; 0 starts at the peak.
-        total_steps: Where the fall ends.
+        warmup_steps: Steps below the peak; 0 starts at it.
+        total_steps: Where the fall ends; where it is not beyond the warm-up, nothing falls before it is over.
         final_fraction: The last rate over the peak, 0..1.
     """
     if global_step < warmup_steps:
-        return peak * global_step / warmup_steps
+        return peak * (global_step + 1) / warmup_steps
     if global_step >= total_steps:
         return peak * final_fraction
     progress = (global_step - warmup_steps) / (total_steps - warmup_steps)
