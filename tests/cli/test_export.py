@@ -1,0 +1,172 @@
+"""Exporting the published model, from a state folder as the syncer writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from wan_diloco.algorithm.publication import digest
+from wan_diloco.cli.export import export_model
+from wan_diloco.cli.main import build_app
+from wan_diloco.config import RunConfig, parse_config
+from wan_diloco.errors import CheckpointError, ConfigError
+from wan_diloco.models import Decoder, DecoderConfig, build_decoder
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.storage import save_snapshot
+from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, published_tensors, snapshot_tensors
+from wan_diloco.syncer.plan import initial_model, model_layout, model_tensors
+from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tiny_config(*, tied: bool = True) -> RunConfig:
+    return parse_config(
+        {
+            "run": {"name": "tiny", "tokens": "100k", "seed": 3},
+            "model": {"dim": 16, "layers": 1, "heads": 2, "sequence_length": 16, "tied": tied},
+            "inner": {"batch_tokens": 64},
+            "sync": {"fragments": 3, "period_steps": 4},
+            "regions": [{"name": "a"}, {"name": "b"}],
+        }
+    )
+
+
+class Run:
+    """A run's folder with snapshots whose published model isn't the exact one, nor the initial one."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        self.folder = folder
+        self.config = config
+        model = initial_model(config)
+        self.layout = model_layout(config, model)
+        self.fresh = FragmentStore.fresh(self.layout, model_tensors(model)).values()
+        folder.mkdir()
+        (folder / "config.json").write_text(config.resolved_json())
+
+    @property
+    def snapshots(self) -> Path:
+        return self.folder / "state" / "snapshots"
+
+    def snapshot(self, sequence: int) -> dict[str, torch.Tensor]:
+        """Write a snapshot with values of its own; what is published in it."""
+        generator = torch.Generator().manual_seed(sequence)
+        values = []
+        for value in self.fresh:
+            published_N = value.published_N + 0.1 * torch.randn(value.published_N.shape, generator=generator)
+            values.append(
+                FragmentValue(
+                    version=value.version,
+                    digest=digest(published_N),
+                    exact_N=published_N + 0.5,
+                    published_N=published_N,
+                    momentum_N=value.momentum_N,
+                )
+            )
+        state = SyncerState(
+            parameters=tuple(fragment.numel for fragment in self.layout.fragments),
+            initial_digests=tuple(value.digest for value in values),
+            keep_updates=2,
+        )
+        state.global_step = 10 * sequence
+        manifest = snapshot_manifest(state, self.config.agreement(), None)
+        save_snapshot(self.snapshots, snapshot_name(sequence), snapshot_tensors(values), manifest)
+        return published_tensors(self.layout, values)
+
+
+def logits(model: Decoder) -> torch.Tensor:
+    tokens_BT = torch.arange(32).reshape(2, 16)
+    with torch.inference_mode():
+        return model(tokens_BT)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_exported_model_answers_as_the_published_one(tmp_path: Path, *, tied: bool) -> None:
+    config = tiny_config(tied=tied)
+    run = Run(tmp_path / "run", config)
+    run.snapshot(1)
+    published = run.snapshot(12)
+    expected = initial_model(config)
+    expected.load_state_dict(published)
+
+    weights, description = export_model(tmp_path / "run", tmp_path / "out")
+
+    about = json.loads(description.read_text())
+    loaded = build_decoder(DecoderConfig(**about["model"]), seed=99)
+    loaded.load_state_dict(load_file(weights), strict=True)
+    assert torch.equal(logits(loaded), logits(expected))
+    assert about["global_step"] == 120
+    assert about["run"] == "tiny"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_the_weights_describe_themselves(tmp_path: Path) -> None:
+    Run(tmp_path / "run", tiny_config()).snapshot(1)
+    weights, description = export_model(tmp_path / "run", tmp_path / "out")
+    with safe_open(weights, framework="pt") as file:
+        metadata = file.metadata()
+        names = set(file.keys())
+    about = json.loads(description.read_text())
+    assert metadata["format"] == "pt"
+    assert json.loads(metadata["model"]) == about["model"]
+    assert about["model"]["tied"] is True
+    assert "lm_head.weight" not in names
+    assert "embed.weight" in names
+
+
+def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", tiny_config())
+    good = run.snapshot(1)
+    run.snapshot(2)
+    path = run.snapshots / snapshot_name(2) / "tensors.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    weights, _ = export_model(tmp_path / "run", tmp_path / "out")
+    assert torch.equal(load_file(weights)["embed.weight"], good["embed.weight"])
+
+
+def test_what_is_there_already_is_never_overwritten(tmp_path: Path) -> None:
+    Run(tmp_path / "run", tiny_config()).snapshot(1)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("mine")
+    with pytest.raises(ConfigError, match="there already"):
+        export_model(tmp_path / "run", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
+    assert (tmp_path / "out" / "config.json").read_text() == "mine"
+
+
+def test_a_folder_without_a_run_or_a_snapshot_is_refused_and_nothing_created(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run in this folder"):
+        export_model(tmp_path, tmp_path / "out")
+    Run(tmp_path / "run", tiny_config())
+    with pytest.raises(ConfigError, match="hasn't written a snapshot"):
+        export_model(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_good_snapshot_nothing_is_exported(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", tiny_config())
+    run.snapshot(1)
+    (run.snapshots / snapshot_name(1) / "manifest.json").unlink()
+    with pytest.raises(CheckpointError):
+        export_model(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
+    Run(tmp_path / "run", tiny_config()).snapshot(1)
+    result = CliRunner().invoke(build_app(), ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0
+    assert result.stdout.split() == [str(tmp_path / "out" / name) for name in ("model.safetensors", "config.json")]

@@ -1,0 +1,121 @@
+"""`wan-diloco export`: the published model of a run, for whoever wants to use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["export", "export_model", "register"]
+
+_WEIGHTS = "model.safetensors"
+_CONFIG = "config.json"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog="Example: wan-diloco export runs/sotu --out model")(export)
+
+
+def export(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="The folder of a run, finished or not.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to put the model; created if missing.")],
+) -> None:
+    """Write the newest published model that is durable as safetensors, with a config.json beside it.
+
+    The published model is what all regions agree on, the same bits everywhere; not any region's own weights.
+    """
+    for path in export_model(run_folder, out):
+        typer.echo(path)
+
+
+def export_model(run_folder: Path, out: Path) -> tuple[Path, Path]:
+    """Write the published model of a run's newest good snapshot.
+
+    Tensors have the names of the model's state dict. A tied weight is there once, and the model's `tied` says so, both
+    in the file's metadata and in `config.json`.
+
+    Args:
+        run_folder: Of a run; it may be going on.
+        out: Gets `model.safetensors` and `config.json`; neither may be there.
+
+    Returns:
+        The two paths, weights first.
+
+    Raises:
+        ConfigError: The folder holds no run, or the files exist already, or can't be written.
+        CheckpointError: No snapshot is good.
+        StorageError: The disk is full or the system refused.
+    """
+    from wan_diloco.errors import ConfigError
+    from wan_diloco.storage import write_json
+    from wan_diloco.storage.filesystem import ensure_folder
+
+    weights, description = out / _WEIGHTS, out / _CONFIG
+    for path in (weights, description):
+        if path.exists():
+            raise ConfigError("it is there already", where=str(path), hint="choose another --out")
+    tensors, about = _published(run_folder)
+    ensure_folder(out)
+    _save(tensors, about, weights)
+    write_json(description, about)
+    return weights, description
+
+
+def _published(run_folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The model's tensors, and what is known about them."""
+    from dataclasses import asdict
+
+    from wan_diloco.config import load_config
+    from wan_diloco.errors import ConfigError
+    from wan_diloco.protocol.state_json import state_from_json
+    from wan_diloco.storage import latest_snapshot
+    from wan_diloco.syncer.fragments_store import FragmentStore, published_tensors
+    from wan_diloco.syncer.plan import decoder_config, initial_model, model_layout
+
+    if not (run_folder / "config.json").is_file():
+        raise ConfigError("there is no run in this folder", where=str(run_folder))
+    config = load_config([run_folder / "config.json"], env={}).config
+    latest = latest_snapshot(run_folder / "state" / "snapshots")
+    if latest is None:
+        raise ConfigError("the run hasn't written a snapshot yet", where=str(run_folder), hint="try again later")
+    layout = model_layout(config, initial_model(config))
+    state = state_from_json(latest.snapshot.manifest["state"])
+    store = FragmentStore.restore(layout, latest.snapshot.tensors, state.versions)
+    tensors = published_tensors(layout, store.values())
+    about = {
+        "kind": config.model.kind,
+        "model": asdict(decoder_config(config)),
+        "run": config.run.name,
+        "global_step": int(state.global_step),
+        "versions": [str(version) for version in state.versions],
+    }
+    return tensors, about
+
+
+def _save(tensors: dict[str, torch.Tensor], about: dict[str, Any], path: Path) -> None:
+    import json
+
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    from wan_diloco.errors import StorageError
+    from wan_diloco.storage.filesystem import fsync_folder, fsync_path, temporary_name, translated
+
+    temporary = path.parent / temporary_name(path.name)
+    # "pt" is what other readers of safetensors expect to see.
+    metadata = {"format": "pt", **{key: json.dumps(about[key]) for key in ("model", "run", "global_step")}}
+    try:
+        with translated("can't write", path):
+            save_file(tensors, temporary, metadata=metadata)
+            fsync_path(temporary)
+            temporary.replace(path)
+            fsync_folder(path.parent)
+    except SafetensorError as exc:
+        raise StorageError(f"can't write {path}: {exc}") from exc
+    finally:
+        temporary.unlink(missing_ok=True)
