@@ -72,7 +72,7 @@ class Version:
         return f"{self.epoch}.{self.count}"
 
 
-_NUMBER: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([A-Za-z]*(?:/s)?)\s*")
+_NUMBER: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-z]*(?:/s)?)\s*")
 
 # Rates follow tc: "mbit" is 10^6 bits a second, "mbps" would be bytes and is refused as ambiguous.
 _RATES: Final[dict[str, float]] = {

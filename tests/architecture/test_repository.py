@@ -45,7 +45,7 @@ def found_in(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "text",
-    ["see /{}/main".format("work"), "cd /{}/x".format("root"), "# {}: later".format("TODO"), "{}.md".format("design")],
+    ["see /{}/main".format("work"), "cd /{}/x".format("root"), "# {}DO: later".format("TO"), "{}.md".format("design")],
 )
 def test_the_search_finds_what_it_looks_for(text: str) -> None:
     assert found_in(text)

@@ -43,15 +43,13 @@ def suggest(section: str, key: str) -> str:
     elsewhere = [f"{other}.{key}" for other, keys in SETTINGS.items() if other != section and key in keys]
     if elsewhere:
         return f"did you mean {' or '.join(elsewhere)}"
-    if section in SETTINGS:
-        own = nearest(key, SETTINGS[section])
-        if own:
-            return f"did you mean {section}.{own}"
-    elif near := nearest(key, SETTINGS):
-        return f"did you mean [{near}]"
-    dotted = {f"{other}_{name}": f"{other}.{name}" for other, keys in SETTINGS.items() for name in keys}
-    if near := nearest(key if section in SETTINGS or not section else f"{section}_{key}", dotted):
-        return f"did you mean {dotted[near]}"
+    if section in SETTINGS and (own := nearest(key, SETTINGS[section])):
+        return f"did you mean {section}.{own}"
+    everything = {f"{other}_{name}": f"{other}.{name}" for other, keys in SETTINGS.items() for name in keys}
+    if section not in SETTINGS:
+        everything |= {name: f"[{name}]" for name in SETTINGS}
+    if near := nearest(key, everything):
+        return f"did you mean {everything[near]}"
     if section in SETTINGS:
         return f"[{section}] knows {', '.join(SETTINGS[section])}"
     return f"sections are {', '.join(SETTINGS)}"
