@@ -1,0 +1,181 @@
+"""What a run came to: pure arithmetic over the records and the ledger's totals.
+
+Losses are means, never sums over learners. Totals are Python integers and never wrap; a source that
+starts again at zero is added to what it had, as Prometheus does it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from wan_diloco.telemetry.records import EvaluationRecord, LearnerRecord, RoundRecord, TrafficRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from wan_diloco.protocol.ledger import LedgerTotals
+    from wan_diloco.telemetry.records import Line
+
+__all__ = [
+    "SUMMARY_FILE",
+    "cumulative",
+    "distinct_rounds",
+    "downlink_bits_per_parameter",
+    "fresh_learners",
+    "mean_loss",
+    "participation",
+    "summarise",
+    "uplink_bits_per_parameter",
+]
+
+SUMMARY_FILE: Final = "summary.json"
+
+
+def cumulative(values: Iterable[int]) -> list[int]:
+    """Totals that never fall, from a counter that may have started again at zero.
+
+    Args:
+        values: Readings of the counter, in order.
+
+    Returns:
+        For each reading, what was counted until then, over all starts.
+    """
+    totals = []
+    before = 0
+    last = 0
+    for value in values:
+        if value < last:
+            before += last
+        last = value
+        totals.append(before + value)
+    return totals
+
+
+def distinct_rounds(lines: Iterable[Line]) -> list[RoundRecord]:
+    """Every merge once, in the order of publication; the newest record of a round that was told twice counts.
+
+    A restarted syncer that replays its journal may tell its last rounds again.
+    """
+    rounds = {
+        (line.record.fragment, line.record.round_id): line.record
+        for line in lines
+        if isinstance(line.record, RoundRecord)
+    }
+    return sorted(rounds.values(), key=lambda item: (item.published_s, item.round_id))
+
+
+def fresh_learners(record: RoundRecord) -> set[str]:
+    """The distinct learners that a round merged at staleness 0."""
+    return {item.learner for item in record.merged if item.staleness == 0}
+
+
+def participation(rounds: Sequence[RoundRecord]) -> float | None:
+    """Distinct learners merged fresh over (rounds x live members), 0 to 1; None without rounds."""
+    members = sum(len(item.members) for item in rounds)
+    return sum(len(fresh_learners(item)) for item in rounds) / members if members else None
+
+
+def uplink_bits_per_parameter(rounds: Sequence[RoundRecord]) -> float | None:
+    """Payload bits of merged contributions for each parameter merged; None without any."""
+    parameters = sum(item.parameters * len(item.merged) for item in rounds)
+    return 8 * sum(sum(item.upload_bytes.values()) for item in rounds) / parameters if parameters else None
+
+
+def downlink_bits_per_parameter(rounds: Sequence[RoundRecord]) -> float | None:
+    """Bits of the encoded updates for each parameter published; None without any."""
+    parameters = sum(item.parameters for item in rounds)
+    return 8 * sum(item.update_bytes for item in rounds) / parameters if parameters else None
+
+
+def mean_loss(records: Iterable[LearnerRecord]) -> float | None:
+    """The mean of the regions' newest losses: it doesn't move when a region with the same loss comes or goes."""
+    newest = {item.region: item.loss for item in records}
+    losses = [loss for loss in newest.values() if math.isfinite(loss)]
+    return math.fsum(losses) / len(losses) if losses else None
+
+
+def summarise(
+    lines: Sequence[Line],
+    ledger: LedgerTotals,
+    *,
+    num_fragments: int,
+    wall_s: float,
+    rejected: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """The content of `summary.json`.
+
+    Args:
+        lines: All records of the run.
+        ledger: What became of every token.
+        num_fragments: P; a fragment that never merged makes `merges_per_fragment_min` zero.
+        wall_s: How long the run took.
+        rejected: For each reason, how often something was refused.
+
+    Returns:
+        JSON values; null where the run has nothing to say, as for a model that was never evaluated.
+    """
+    rounds = distinct_rounds(lines)
+    merges = Counter(item.fragment for item in rounds)
+    learners = [line.record for line in lines if isinstance(line.record, LearnerRecord)]
+    return {
+        "validation_nats_per_byte": _newest_evaluation(lines, "validation"),
+        "test_nats_per_byte": _newest_evaluation(lines, "test"),
+        "train_loss": mean_loss(learners),
+        "ledger_balance": ledger.balance,
+        "participation": participation(rounds),
+        "merges_per_fragment_min": min(merges.get(fragment, 0) for fragment in range(num_fragments)),
+        "uplink_bits_per_parameter": uplink_bits_per_parameter(rounds),
+        "downlink_bits_per_parameter": downlink_bits_per_parameter(rounds),
+        "regions": _regions(lines, learners, rounds),
+        "tokens_trained": _whole(ledger.trained_tokens),
+        "tokens_merged": _whole(ledger.merged_tokens),
+        "tokens_discarded": {str(key): _whole(value) for key, value in sorted(ledger.discarded_tokens.items())},
+        "tokens_outstanding": _whole(ledger.outstanding_tokens),
+        "rounds": len(rounds),
+        "wall_s": wall_s,
+        "tokens_per_s": ledger.trained_tokens / wall_s if wall_s > 0 else None,
+        "rejected": dict(sorted((rejected or {}).items())),
+    }
+
+
+def _newest_evaluation(lines: Iterable[Line], split: str) -> float | None:
+    values = [
+        line.record.nats_per_byte
+        for line in lines
+        if isinstance(line.record, EvaluationRecord) and line.record.split == split
+    ]
+    return values[-1] if values and math.isfinite(values[-1]) else None
+
+
+def _regions(
+    lines: Iterable[Line], learners: Sequence[LearnerRecord], rounds: Sequence[RoundRecord]
+) -> dict[str, dict[str, Any]]:
+    traffic: dict[str, list[TrafficRecord]] = {}
+    for line in lines:
+        if isinstance(line.record, TrafficRecord):
+            traffic.setdefault(line.record.region, []).append(line.record)
+    own: dict[str, list[LearnerRecord]] = {}
+    for record in learners:
+        own.setdefault(record.region, []).append(record)
+    result = {}
+    for name in sorted({*own, *traffic}):
+        seen = traffic.get(name, [])
+        invited = [item for item in rounds if name in item.members]
+        merged = sum(name in fresh_learners(item) for item in invited)
+        result[name] = {
+            "tokens": max((item.tokens for item in own.get(name, [])), default=0),
+            "local_steps": max((item.local_step for item in own.get(name, [])), default=0),
+            "loss": mean_loss(own.get(name, [])),
+            "uplink_bytes": cumulative(item.uplink_bytes for item in seen)[-1] if seen else 0,
+            "downlink_bytes": cumulative(item.downlink_bytes for item in seen)[-1] if seen else 0,
+            "control_bytes": cumulative(item.control_bytes for item in seen)[-1] if seen else 0,
+            "participation": merged / len(invited) if invited else None,
+        }
+    return result
+
+
+def _whole(tokens: float) -> int:
+    # The ledger's means over fragments are floats; a total beyond 2^31 stays exact, as floats are to 2^53.
+    return round(tokens)
