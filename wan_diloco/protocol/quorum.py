@@ -9,12 +9,13 @@ learner would merge alone round after round; and a bound on the work that overwr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from wan_diloco.units import LearnerId
 
-__all__ = ["Estimates", "GracePolicy", "ResponseTimes", "RoundView", "Verdict", "decide", "smooth"]
+__all__ = ["Estimates", "GracePolicy", "Response", "ResponseTimes", "RoundView", "Verdict", "decide", "smooth"]
 
 # Weight of a new observation in all smoothed durations, as TCP smooths round trips (RFC 6298).
 _SMOOTHING = 0.125
@@ -40,19 +41,32 @@ class GracePolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """A learner's time from a pull to its contribution in the journal.
+
+    Attributes:
+        mean_s: On average.
+        usual_s: Nearly always within this.
+    """
+
+    mean_s: float
+    usual_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
     """What has been measured so far.
 
     Attributes:
         step_s: Duration of a global step; None before the first estimate.
         sync_s: Merge and downlink: from a round's close to the installed update.
-        response_s: For each learner, how long after a pull its contribution is usually in the journal
-            (mean and deviations, late ones counted).
+        responses: For each learner, how long after a pull its contribution is in the journal, late ones
+            counted.
     """
 
     step_s: float | None
     sync_s: float
-    response_s: Mapping[LearnerId, float]
+    responses: Mapping[LearnerId, Response]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +82,8 @@ class RoundView:
 
     opened_s: float
     quorate_s: float | None
-    fresh: Set[LearnerId]
-    awaited: Set[LearnerId]
+    fresh: AbstractSet[LearnerId]
+    awaited: AbstractSet[LearnerId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,19 +128,15 @@ def _grace_s(policy: GracePolicy, estimates: Estimates, view: RoundView) -> floa
         # first report of any learner that has taken a step ends this state.
         return float("inf")
     bound_s = max(0.0, policy.bound_steps * estimates.step_s - waited_s)
-    unknown = [learner for learner in view.awaited if learner not in estimates.response_s]
-    if unknown:
+    if any(learner not in estimates.responses for learner in view.awaited):
         return bound_s
     slack_s = policy.overlap_steps * estimates.step_s - waited_s - estimates.sync_s
     free_s = min(estimates.step_s, policy.safety * slack_s)
-    # A learner that usually needs longer than the bound is not worth waiting for: it can't make it, and
-    # the wait would cost everybody in every round. Its late contributions ride along in the next one.
-    reachable = [
-        estimates.response_s[learner] - waited_s
-        for learner in view.awaited
-        if estimates.response_s[learner] - waited_s <= bound_s
-    ]
-    return min(bound_s, max(0.0, free_s, *reachable))
+    # A learner that on average needs longer than the bound is not worth waiting for: it can't make it,
+    # and the wait would cost everybody in every round. Its late contributions ride along in the next one.
+    responses = (estimates.responses[learner] for learner in view.awaited)
+    floor_s = [response.usual_s - waited_s for response in responses if response.mean_s - waited_s <= bound_s]
+    return min(bound_s, max(0.0, free_s, *floor_s))
 
 
 class ResponseTimes:
@@ -156,9 +166,12 @@ class ResponseTimes:
         self._mean_s.pop(learner_id, None)
         self._deviation_s.pop(learner_id, None)
 
-    def usual_s(self) -> dict[LearnerId, float]:
-        """Within which time each learner's contributions nearly always are in."""
-        return {learner: mean_s + 2 * self._deviation_s[learner] for learner, mean_s in self._mean_s.items()}
+    def estimates(self) -> dict[LearnerId, Response]:
+        """What is known of each learner."""
+        return {
+            learner: Response(mean_s=mean_s, usual_s=mean_s + 2 * self._deviation_s[learner])
+            for learner, mean_s in self._mean_s.items()
+        }
 
 
 def smooth(old: float | None, new: float) -> float:

@@ -22,7 +22,7 @@ __all__ = ["dumps", "from_json", "loads", "to_json"]
 T = TypeVar("T")
 
 
-def to_json(value: object) -> Any:  # noqa: ANN401 -- JSON has no closed type in the standard library
+def to_json(value: object) -> Any:
     """The JSON-able form of a dataclass, enum, tuple, list, string-keyed dict or scalar.
 
     Raises:
@@ -38,7 +38,7 @@ def to_json(value: object) -> Any:  # noqa: ANN401 -- JSON has no closed type in
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in value.items()}
+        return {str(to_json(key)): to_json(item) for key, item in value.items()}
     raise TypeError(f"{type(value).__name__} has no JSON form here")
 
 
@@ -47,7 +47,7 @@ def dumps(value: object) -> bytes:
     return json.dumps(to_json(value), separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def from_json(expected: Any, data: object) -> Any:  # noqa: ANN401 -- a type expression, or the value it describes
+def from_json(expected: Any, data: object) -> Any:
     """The value of type `expected` that `to_json` made `data` from.
 
     Args:
@@ -64,6 +64,8 @@ def from_json(expected: Any, data: object) -> Any:  # noqa: ANN401 -- a type exp
         return _union(get_args(expected), data)
     if origin is tuple:
         return _tuple(get_args(expected), data)
+    if origin is list:
+        return list(_tuple((*get_args(expected), Ellipsis), data))
     if origin is dict:
         return _dict(get_args(expected), data)
     if dataclasses.is_dataclass(expected) and isinstance(expected, type):
@@ -93,7 +95,7 @@ def _bad(detail: str) -> DecodeError:
     return DecodeError("garbage", detail[:200])
 
 
-def _union(options: tuple[Any, ...], data: object) -> Any:  # noqa: ANN401
+def _union(options: tuple[Any, ...], data: object) -> Any:
     if data is None:
         if type(None) in options:
             return None
@@ -113,7 +115,7 @@ def _union(options: tuple[Any, ...], data: object) -> Any:  # noqa: ANN401
 def _tuple(args: tuple[Any, ...], data: object) -> tuple[Any, ...]:
     if not isinstance(data, list):
         raise _bad("a list is needed")
-    if len(args) == 2 and args[1] is Ellipsis:  # noqa: PLR2004 -- tuple[X, ...]
+    if args[1:] == (Ellipsis,):
         return tuple(from_json(args[0], item) for item in data)
     if len(args) != len(data):
         raise _bad(f"{len(args)} items are needed, {len(data)} are there")
@@ -126,7 +128,7 @@ def _dict(args: tuple[Any, ...], data: object) -> dict[Any, Any]:
     return {from_json(args[0], key): from_json(args[1], item) for key, item in data.items()}
 
 
-def _dataclass(expected: type, data: object) -> Any:  # noqa: ANN401
+def _dataclass(expected: type, data: object) -> Any:
     if not isinstance(data, dict) or data.get("type") != expected.__name__:
         raise _bad(f"a {expected.__name__} is needed")
     hints = _hints(expected)
@@ -139,7 +141,7 @@ def _dataclass(expected: type, data: object) -> Any:  # noqa: ANN401
         raise _bad(str(exc)) from exc
 
 
-def _scalar(expected: Any, data: object) -> Any:  # noqa: ANN401
+def _scalar(expected: Any, data: object) -> Any:
     if expected is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if expected is int and isinstance(data, str) and data.lstrip("-").isdigit():

@@ -1,0 +1,172 @@
+"""What each learner lacks: the level-triggered downlink.
+
+Nothing is pushed once and hoped for. What a learner has is what its last report (or acknowledgement, the
+same stream, whichever came later) says; what it lacks against the current versions is sent, one
+transfer a learner and fragment at a time. So a lost update, a lost acknowledgement, a reconnect and a
+long absence are one case, and need no code of their own.
+
+Owner: the syncer's machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from wan_diloco.protocol.events import SendUpdate, SessionId, UpdateSource
+from wan_diloco.protocol.messages import MergedNote, Report, SegmentKind, UpdateHeader, UpdateReceived, UpdateSegment
+from wan_diloco.protocol.syncer_state import StoredUpdate, SyncerState
+from wan_diloco.units import FragmentId, LearnerId, Version
+
+__all__ = ["Downlink"]
+
+_F32_BYTES = 4
+
+
+@dataclass(slots=True)
+class _Line:
+    """One learner's standing with one fragment.
+
+    Attributes:
+        has: Newest version that it holds, installed or pending; None while unknown.
+        resync: Number of the last resync that it holds.
+        wanted_resync: Number of the last resync that it should hold.
+        sending: A transfer is under way.
+    """
+
+    has: Version | None = None
+    resync: int = 0
+    wanted_resync: int = 0
+    sending: bool = False
+
+
+@dataclass(slots=True)
+class Downlink:
+    """All learners' standing.
+
+    Args:
+        num_fragments: P.
+        codec: Of the publications.
+        lossless: Publications are values, not differences: a chain is its last link.
+    """
+
+    num_fragments: int
+    codec: str
+    lossless: bool
+    _lines: dict[LearnerId, list[_Line]] = field(default_factory=dict)
+
+    def connected(self, learner_id: LearnerId, *, new_life: bool) -> None:
+        """A session began: nothing is under way on it, and nothing is known until it reports."""
+        if new_life or learner_id not in self._lines:
+            self._lines[learner_id] = [_Line() for _ in range(self.num_fragments)]
+            return
+        for line in self._lines[learner_id]:
+            line.has, line.sending = None, False
+
+    def reported(self, learner_id: LearnerId, report: Report) -> None:
+        """A report tells what the learner holds."""
+        for item in report.fragments:
+            if item.fragment_id < self.num_fragments:
+                line = self._lines[learner_id][item.fragment_id]
+                line.has = item.version if item.pending is None else max(item.version, item.pending)
+                line.resync = item.resync
+
+    def received(self, learner_id: LearnerId, message: UpdateReceived) -> None:
+        """A transfer reached the learner whole; the message tells what it holds now."""
+        line = self._lines[learner_id][message.fragment_id]
+        line.has, line.resync, line.sending = message.version, message.resync, False
+
+    def broken(self, learner_id: LearnerId, fragment_id: FragmentId) -> None:
+        """A transfer did not reach the learner."""
+        if learner_id in self._lines:
+            self._lines[learner_id][fragment_id].sending = False
+
+    def want_resync(self, learner_id: LearnerId, fragment_id: FragmentId) -> None:
+        """The learner must take the published value whatever it has."""
+        line = self._lines[learner_id][fragment_id]
+        # One that was asked for and hasn't arrived yet serves for this one as well.
+        if line.wanted_resync == line.resync:
+            line.wanted_resync += 1
+        line.sending = False
+
+    def next_update(
+        self, learner_id: LearnerId, session: SessionId, fragment_id: FragmentId, state: SyncerState
+    ) -> SendUpdate | None:
+        """What to send now, if anything; it counts as under way from here on."""
+        line = self._lines[learner_id][fragment_id]
+        current = state.versions[fragment_id]
+        if line.has is None or line.sending:
+            return None
+        resync = line.wanted_resync > line.resync or line.has.epoch != current.epoch or line.has > current
+        if not resync and line.has == current:
+            return None
+        line.sending = True
+        if resync:
+            line.wanted_resync = max(line.wanted_resync, line.resync + 1)
+            return self._value(session, fragment_id, state, line.wanted_resync, ())
+        chain = self._chain(line.has, fragment_id, state)
+        if chain:
+            return self._difference(session, fragment_id, chain)
+        notes = tuple(note for update in state.updates[fragment_id] for note in update.merged)
+        return self._value(session, fragment_id, state, 0, notes)
+
+    def _chain(self, has: Version, fragment_id: FragmentId, state: SyncerState) -> Sequence[StoredUpdate]:
+        """The stored publications from `has` to now; empty when the value is cheaper or some are gone."""
+        updates = state.updates[fragment_id]
+        if self.lossless:
+            return updates[-1:]
+        chain = [update for update in updates if update.from_version >= has]
+        if not chain or chain[0].from_version != has:
+            return []
+        size_bytes = sum(update.codes_bytes + update.scales_bytes for update in chain)
+        return chain if size_bytes < _F32_BYTES * state.parameters[fragment_id] else []
+
+    def _difference(self, session: SessionId, fragment_id: FragmentId, chain: Sequence[StoredUpdate]) -> SendUpdate:
+        kind = SegmentKind.VALUE if self.lossless else SegmentKind.DIFFERENCE
+        segments = tuple(
+            UpdateSegment(
+                kind=kind,
+                from_version=update.from_version,
+                to_version=update.to_version,
+                digest=update.digest,
+                codec=self.codec,
+                codes_bytes=update.codes_bytes,
+                scales_bytes=update.scales_bytes,
+                merged=update.merged,
+            )
+            for update in chain
+        )
+        sources = tuple(
+            UpdateSource(
+                from_version=update.from_version,
+                to_version=update.to_version,
+                digest=update.digest,
+                ref=update.ref,
+                codes_bytes=update.codes_bytes,
+                scales_bytes=update.scales_bytes,
+            )
+            for update in chain
+        )
+        header = UpdateHeader(fragment_id=fragment_id, resync=0, segments=segments)
+        return SendUpdate(session=session, header=header, chain=sources)
+
+    def _value(
+        self,
+        session: SessionId,
+        fragment_id: FragmentId,
+        state: SyncerState,
+        resync: int,
+        merged: tuple[MergedNote, ...],
+    ) -> SendUpdate:
+        segment = UpdateSegment(
+            kind=SegmentKind.VALUE,
+            from_version=state.versions[fragment_id],
+            to_version=state.versions[fragment_id],
+            digest=state.digests[fragment_id],
+            codec="f32",
+            codes_bytes=_F32_BYTES * state.parameters[fragment_id],
+            scales_bytes=0,
+            merged=merged,
+        )
+        header = UpdateHeader(fragment_id=fragment_id, resync=resync, segments=(segment,))
+        return SendUpdate(session=session, header=header, chain=())

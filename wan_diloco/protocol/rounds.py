@@ -1,0 +1,135 @@
+"""Open rounds: whom an attempt asked, who answered, what may be merged.
+
+A round belongs to one fragment and is open until a close record names its contributions; there is at most
+one a fragment. An *attempt* freezes the members and asks them all; when it leads to no quorum in its window, a
+new one asks the members of then, again all of them. What earlier attempts brought stays in the journal, but
+counts towards the quorum only while its sender can't be reached: a sender that can is asked for a newer snapshot.
+
+Owner: the syncer's machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from wan_diloco.protocol.messages import DeclineReason
+from wan_diloco.protocol.syncer_state import Journalled
+from wan_diloco.protocol.tape import MergeEntry, Missing
+from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, RoundId, Version
+
+__all__ = ["Candidates", "OpenRound", "RoundQueue", "candidates", "missing"]
+
+Reachable = Callable[[LearnerId, Incarnation], bool]
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """A round between its opening and its close.
+
+    Attributes:
+        due_step: The newest step at which it was due.
+        attempt: Counts from 1.
+        opened_s: When the round opened.
+        asked_s: When the current attempt asked its members.
+        window_s: After which an attempt without a quorum is given up.
+        asked: Members of the current attempt.
+        declined: Those of them that answered without a contribution.
+        quorate_s: When the current attempt had its quorum; None before.
+    """
+
+    round_id: RoundId
+    fragment_id: FragmentId
+    due_step: GlobalStep
+    opened_s: float
+    attempt: int = 0
+    asked_s: float = 0.0
+    window_s: float = 0.0
+    asked: dict[LearnerId, Incarnation] = field(default_factory=dict)
+    declined: dict[LearnerId, DeclineReason] = field(default_factory=dict)
+    quorate_s: float | None = None
+
+    def ask(self, members: dict[LearnerId, Incarnation], now_s: float, window_s: float) -> None:
+        """Begin a new attempt with these members."""
+        self.attempt += 1
+        self.asked, self.declined = dict(members), {}
+        self.asked_s, self.window_s = now_s, window_s
+        self.quorate_s = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """What a round could merge now.
+
+    Attributes:
+        fresh: Learners that count towards the quorum.
+        entries: All that would be merged, in the order of merging: (learner id, step_lo).
+        too_old: Journalled contributions whose base is more than one version behind.
+    """
+
+    fresh: frozenset[LearnerId]
+    entries: tuple[MergeEntry, ...]
+    too_old: tuple[Journalled, ...]
+
+
+def candidates(round_: OpenRound, pool: list[Journalled], version: Version, reachable: Reachable) -> Candidates:
+    """Sort a fragment's journalled contributions for a round.
+
+    Fresh is what answers this very attempt on the current version; or any attempt of the round, once its
+    sender can't be reached. All others with a base current or one behind ride along: they are merged, and
+    count neither towards the quorum nor as "in".
+    """
+    fresh: set[LearnerId] = set()
+    entries: list[MergeEntry] = []
+    too_old: list[Journalled] = []
+    for item in pool:
+        header = item.header
+        staleness = version.count - header.base.count if header.base.epoch == version.epoch else -1
+        if staleness not in (0, 1):
+            too_old.append(item)
+            continue
+        entries.append(MergeEntry(header=header, ref=item.ref, payload_bytes=item.payload_bytes, staleness=staleness))
+        key = header.key
+        answers = header.round_id == round_.round_id and (
+            header.attempt == round_.attempt or not reachable(key.learner_id, key.incarnation)
+        )
+        if answers and staleness == 0:
+            fresh.add(key.learner_id)
+    entries.sort(key=lambda entry: (entry.header.key.learner_id, entry.header.key.step_lo))
+    return Candidates(fresh=frozenset(fresh), entries=tuple(entries), too_old=tuple(too_old))
+
+
+def missing(round_: OpenRound, entries: tuple[MergeEntry, ...], reachable: Reachable) -> tuple[Missing, ...]:
+    """Members that are not fresh in a round that closes, and why."""
+    fresh = {entry.header.key.learner_id for entry in entries if entry.staleness == 0}
+    result = []
+    for learner_id, incarnation in sorted(round_.asked.items()):
+        if learner_id in fresh:
+            continue
+        silent = "late" if reachable(learner_id, incarnation) else "away"
+        reason = round_.declined.get(learner_id, silent)
+        result.append(Missing(learner_id=learner_id, reason=str(reason)))
+    return tuple(result)
+
+
+@dataclass(slots=True)
+class RoundQueue:
+    """Rounds that are due and not open yet, oldest first; a fragment is in it at most once."""
+
+    _due: dict[FragmentId, GlobalStep] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """How many rounds lag behind their due time."""
+        return len(self._due)
+
+    def add(self, fragment_id: FragmentId, due_step: GlobalStep) -> None:
+        """A fragment is due; one that waits already keeps its place and takes the newer step."""
+        self._due[fragment_id] = due_step
+
+    def pop(self, is_free: Callable[[FragmentId], bool]) -> tuple[FragmentId, GlobalStep] | None:
+        """The oldest whose fragment has no round in progress."""
+        for fragment_id, due_step in self._due.items():
+            if is_free(fragment_id):
+                del self._due[fragment_id]
+                return fragment_id, due_step
+        return None

@@ -1,0 +1,120 @@
+"""What the parts of the syncer's machine share: its state, its members, and the effects so far.
+
+Owner: the syncer's machine. The parts hold no state of their own that another part writes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from wan_diloco.protocol.admission import Terms
+from wan_diloco.protocol.downlink import Downlink
+from wan_diloco.protocol.events import CloseSession, Record, SendToLearner, SessionId, ShowReason, SyncerEffect
+from wan_diloco.protocol.intake import IntakeRules
+from wan_diloco.protocol.membership import Member, Membership
+from wan_diloco.protocol.messages import SyncerMessage
+from wan_diloco.protocol.quorum import Estimates, GracePolicy, ResponseTimes
+from wan_diloco.protocol.schedule import Schedule
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.tape import TapeRecord
+from wan_diloco.units import FragmentId, GlobalStep
+
+__all__ = ["SyncerContext", "SyncerSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncerSettings:
+    """What is fixed for a run.
+
+    Attributes:
+        lease_s: Membership lease.
+        start_timeout_s: After which the run starts without the regions that haven't come.
+        shards: Address of the shard that owns each fragment; "" is this one.
+        lossless: Whether the codec is; publications are values then.
+    """
+
+    terms: Terms
+    schedule: Schedule
+    policy: GracePolicy
+    intake: IntakeRules
+    total_steps: GlobalStep
+    lease_s: float
+    start_timeout_s: float
+    shards: tuple[str, ...]
+    lossless: bool
+
+    @property
+    def rounds_max(self) -> int:
+        """How many rounds may be in progress: what falls due while one is held open to its bound."""
+        return self.schedule.fragments_a_step_max * max(1, math.ceil(self.policy.bound_steps))
+
+
+@dataclass(slots=True)
+class SyncerContext:
+    """Shared by the parts; see the module.
+
+    Attributes:
+        effects: Of the event that is being handled, in order.
+        waiting: Reasons shown and not withdrawn, by topic.
+        responses, sync_s: Measured as the run goes, not durable.
+    """
+
+    settings: SyncerSettings
+    state: SyncerState
+    membership: Membership = field(init=False)
+    downlink: Downlink = field(init=False)
+    effects: list[SyncerEffect] = field(default_factory=list)
+    waiting: dict[str, str] = field(default_factory=dict)
+    responses: ResponseTimes = field(default_factory=ResponseTimes)
+    sync_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Nobody is there yet."""
+        settings = self.settings
+        self.membership = Membership(settings.policy.quorum, settings.lease_s, self.state.global_step)
+        self.downlink = Downlink(len(settings.intake.fragments), settings.intake.codec, settings.lossless)
+
+    def send(self, session: SessionId, message: SyncerMessage) -> None:
+        """Send a control message."""
+        self.effects.append(SendToLearner(session=session, message=message))
+
+    def close(self, session: SessionId, reason: str) -> None:
+        """End a session."""
+        self.effects.append(CloseSession(session=session, reason=reason))
+
+    def record(self, record: TapeRecord, *, durable: bool) -> None:
+        """Apply a decision, and put it on the tape."""
+        self.state.apply(record)
+        self.effects.append(Record(record=record, durable=durable))
+
+    def show(self, topic: str, text: str) -> None:
+        """Tell the operator why something does not happen, once per change; an empty text withdraws it."""
+        if self.waiting.get(topic, "") == text:
+            return
+        if text:
+            self.waiting[topic] = text
+        else:
+            del self.waiting[topic]
+        self.effects.append(ShowReason(topic=topic, text=text))
+
+    def send_updates(self, member: Member, only: FragmentId | None = None) -> None:
+        """Send what a learner lacks."""
+        if member.session is None:
+            return
+        fragments = range(self.downlink.num_fragments) if only is None else (only,)
+        for index in fragments:
+            effect = self.downlink.next_update(member.learner_id, member.session, FragmentId(index), self.state)
+            if effect is not None:
+                self.effects.append(effect)
+
+    def estimates(self) -> Estimates:
+        """What has been measured so far."""
+        return Estimates(
+            step_s=self.membership.step_s(), sync_s=self.sync_s or 0.0, responses=self.responses.estimates()
+        )
+
+    def take(self) -> list[SyncerEffect]:
+        """The effects of the event just handled."""
+        effects, self.effects = self.effects, []
+        return effects

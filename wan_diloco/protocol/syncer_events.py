@@ -1,0 +1,257 @@
+"""What goes into the syncer's machine and what comes out: closed unions of frozen values.
+
+Effects come out **in the order in which they must be done**. A driver may run the sends of one list side by
+side with later ones, but a `Record` with `durable` must be on disk before any later effect of the same list
+begins. An effect that concerns weights carries a reference into the journal, never a tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from wan_diloco.protocol.common_events import ShowReason, TimerFired
+from wan_diloco.protocol.messages import (
+    ContributionHeader,
+    LearnerMessage,
+    RefusalReason,
+    SyncerMessage,
+    UpdateHeader,
+)
+from wan_diloco.protocol.tape import MergeEntry, TapeRecord
+from wan_diloco.units import FragmentId, GlobalStep, RoundId, Version
+
+__all__ = [
+    "AcceptUpload",
+    "CloseSession",
+    "EndRun",
+    "LearnerConnected",
+    "LearnerDisconnected",
+    "LearnerSaid",
+    "MergeFailed",
+    "MergeFinished",
+    "Record",
+    "RefuseUpload",
+    "SendToLearner",
+    "SendUpdate",
+    "SessionId",
+    "StartMerge",
+    "SyncerEffect",
+    "SyncerEvent",
+    "TransferBroken",
+    "UpdateSource",
+    "UploadFailed",
+    "UploadOffered",
+    "UploadStored",
+]
+
+# One connection of a learner; never used again, also not by the same learner.
+SessionId = NewType("SessionId", int)
+
+
+# ---- into the syncer's machine -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConnected:
+    """A session opened its control stream; its Hello follows as `LearnerSaid`."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerDisconnected:
+    """A session's control stream ended, whoever ended it."""
+
+    session: SessionId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSaid:
+    """A control message."""
+
+    session: SessionId
+    message: LearnerMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadOffered:
+    """A contribution's header came; the driver holds its bytes back until accept or refuse."""
+
+    session: SessionId
+    header: ContributionHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadStored:
+    """A contribution is whole, valid, and appended to the journal; the record that follows makes it durable.
+
+    Attributes:
+        ref: Where, as the journal's driver writes it; opaque here.
+        payload_bytes: What crossed the wire for it, headers included.
+    """
+
+    session: SessionId
+    header: ContributionHeader
+    ref: str
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadFailed:
+    """A contribution's bytes turned out bad: refused whole. A broken connection is not this."""
+
+    session: SessionId
+    header: ContributionHeader
+    reason: RefusalReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeFinished:
+    """A merge is done and its publication appended to the journal; the record that follows makes it durable.
+
+    Attributes:
+        digest: Of the fragment's published value at the new version.
+        ref: Where the encoded publication is.
+        update_bytes: Its size on the wire, headers included.
+    """
+
+    round_id: RoundId
+    digest: str
+    ref: str
+    codes_bytes: int
+    scales_bytes: int
+    update_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeFailed:
+    """A merge could not be done (the disk, say); its round is tried again."""
+
+    round_id: RoundId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferBroken:
+    """An update did not reach the learner whole, while its session lives on."""
+
+    session: SessionId
+    fragment_id: FragmentId
+
+
+SyncerEvent = (
+    LearnerConnected
+    | LearnerDisconnected
+    | LearnerSaid
+    | UploadOffered
+    | UploadStored
+    | UploadFailed
+    | MergeFinished
+    | MergeFailed
+    | TransferBroken
+    | TimerFired
+)
+
+# ---- out of the syncer's machine -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendToLearner:
+    """Send a control message."""
+
+    session: SessionId
+    message: SyncerMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseSession:
+    """End a session after what was sent before has left."""
+
+    session: SessionId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptUpload:
+    """Let the bytes of an offered contribution come, spool them, check them, journal them."""
+
+    session: SessionId
+    header: ContributionHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseUpload:
+    """Throw an offered contribution's bytes away; the learner is told by a message of its own."""
+
+    session: SessionId
+    header: ContributionHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Append to the tape.
+
+    Attributes:
+        durable: On disk before any later effect of the list begins.
+    """
+
+    record: TapeRecord
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartMerge:
+    """Merge a closed round's contributions, take the outer step, publish.
+
+    Attributes:
+        entries: In the order in which they are summed: (learner id, step_lo).
+        global_step: The step at which the round was due: the outer schedule's argument.
+    """
+
+    round_id: RoundId
+    fragment_id: FragmentId
+    from_version: Version
+    to_version: Version
+    global_step: GlobalStep
+    entries: tuple[MergeEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSource:
+    """A stored publication, one link of a chain."""
+
+    from_version: Version
+    to_version: Version
+    digest: str
+    ref: str
+    codes_bytes: int
+    scales_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendUpdate:
+    """Bring a learner's fragment up to the current version.
+
+    Attributes:
+        chain: Stored publications to send in order; empty means: the published value in f32.
+        header: Complete, also for the value.
+    """
+
+    session: SessionId
+    header: UpdateHeader
+    chain: tuple[UpdateSource, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRun:
+    """The run has reached its last step and every round is done."""
+
+    reason: str
+
+
+SyncerEffect = (
+    SendToLearner | CloseSession | AcceptUpload | RefuseUpload | Record | StartMerge | SendUpdate | ShowReason | EndRun
+)

@@ -1,0 +1,190 @@
+"""The syncer's decisions: a pure function of its state, an event and the time.
+
+A driver feeds events, and performs the effects in their order. Whatever the event, the machine first takes
+note of it, then settles: leases, start, pace, due rounds, quorums, the end. So a decision is made in one
+place, whichever event made it possible.
+
+The caller's duties: call `start` once before any event; give a `now_s` that never goes back; call with
+`TimerFired` when `deadline_s` has come; perform effects in order.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from wan_diloco.errors import LocalProtocolError
+from wan_diloco.protocol.events import (
+    EndRun,
+    LearnerConnected,
+    LearnerDisconnected,
+    LearnerSaid,
+    MergeFailed,
+    MergeFinished,
+    SyncerEffect,
+    SyncerEvent,
+    TimerFired,
+    TransferBroken,
+    UploadFailed,
+    UploadOffered,
+    UploadStored,
+)
+from wan_diloco.protocol.messages import Pace, Start, Stop
+from wan_diloco.protocol.syncer_context import SyncerContext, SyncerSettings
+from wan_diloco.protocol.syncer_contributions import ContributionDesk
+from wan_diloco.protocol.syncer_rounds import RoundConductor
+from wan_diloco.protocol.syncer_sessions import SessionDesk
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.tape import RunEnded, RunStarted, SyncerStarted
+from wan_diloco.units import GlobalStep, Term
+
+__all__ = ["SyncerMachine", "SyncerSettings"]
+
+
+class SyncerMachine:
+    """All decisions of one syncer process.
+
+    Args:
+        settings: Fixed for the run.
+        state: Fresh, or restored from a snapshot and the tape behind it.
+    """
+
+    def __init__(self, settings: SyncerSettings, state: SyncerState) -> None:
+        """Hold the state; `start` begins."""
+        self.context = SyncerContext(settings, state)
+        self.conductor = RoundConductor(self.context)
+        self._contributions = ContributionDesk(self.context, self.conductor)
+        self._sessions = SessionDesk(self.context, self.conductor)
+        self._began_s: float | None = None
+        self._paced: tuple[int, int] = (self.context.membership.global_step, 0)
+        self._finished = False
+
+    @property
+    def state(self) -> SyncerState:
+        """The durable state, for snapshots; only this machine changes it."""
+        return self.context.state
+
+    def start(self, now_s: float) -> list[SyncerEffect]:
+        """Take the state: a new term, and the merges that were closed and not published."""
+        self._began_s = now_s
+        record = SyncerStarted(term=Term(self.state.term + 1), epoch=self.state.epoch)
+        self.context.record(record, durable=True)
+        self.conductor.restart(now_s)
+        self._settle(now_s)
+        return self.context.take()
+
+    def handle(self, event: SyncerEvent, now_s: float) -> list[SyncerEffect]:
+        """Take note of an event, decide, and say what to do, in order.
+
+        Raises:
+            LocalProtocolError: The driver misuses the machine.
+        """
+        if self._began_s is None:
+            raise LocalProtocolError("the machine was not started")
+        self._note(event, now_s)
+        self._settle(now_s)
+        return self.context.take()
+
+    def deadline_s(self) -> float | None:
+        """When `TimerFired` is due next; None for never."""
+        if self._finished:
+            return None
+        membership = self.context.membership
+        times = [membership.expires_s(member) for member in membership.live()]
+        times += self.conductor.deadlines_s()
+        if not self.state.started and self._began_s is not None and membership.live():
+            times.append(self._began_s + self.context.settings.start_timeout_s)
+        return min(times, default=None)
+
+    def _note(self, event: SyncerEvent, now_s: float) -> None:
+        membership = self.context.membership
+        match event:
+            case LearnerConnected() | TimerFired():
+                pass
+            case LearnerDisconnected():
+                membership.disconnected(event.session)
+            case LearnerSaid():
+                self._sessions.said(event.session, event.message, now_s)
+            case UploadOffered():
+                self._contributions.offered(event.session, event.header, now_s)
+            case UploadStored():
+                self._contributions.stored(event, now_s)
+            case UploadFailed():
+                self._contributions.failed(event)
+            case MergeFinished():
+                self.conductor.merged(event)
+            case MergeFailed():
+                self.conductor.merge_failed(event, now_s)
+            case TransferBroken():
+                member = membership.of(event.session)
+                if member is not None:
+                    self.context.downlink.broken(member.learner_id, event.fragment_id)
+                    self.context.send_updates(member)
+            case _:
+                assert_never(event)
+
+    def _settle(self, now_s: float) -> None:
+        """Make every decision that has become possible."""
+        if self._finished:
+            return
+        context = self.context
+        for member in context.membership.expire(now_s):
+            context.show(f"member:{member.learner_id}", f"{member.learner_id} was silent for its whole lease")
+        for member in context.membership.live():
+            context.show(f"member:{member.learner_id}", "")
+        self._start_run(now_s)
+        if self.state.started:
+            self._advance(now_s)
+            self.conductor.settle(now_s)
+        self._end_run()
+
+    def _start_run(self, now_s: float) -> None:
+        context, membership = self.context, self.context.membership
+        if self.state.started or self._began_s is None:
+            return
+        present = [member.learner_id for member in membership.live()]
+        absent = [learner for learner in context.settings.terms.learners if learner not in present]
+        over = now_s >= self._began_s + context.settings.start_timeout_s
+        if absent and not (over and present):
+            context.show("start", f"waiting for {', '.join(absent)} before the first step")
+            return
+        context.record(RunStarted(present=tuple(present), absent=tuple(absent)), durable=True)
+        context.show("start", "")
+        for member in membership.live():
+            if member.session is not None:
+                start = Start(global_step=GlobalStep(membership.global_step), anchor=member.anchor)
+                context.send(member.session, start)
+
+    def _advance(self, now_s: float) -> None:
+        """Follow the members' progress, and tell them the step whenever it or their anchors change."""
+        membership = self.context.membership
+        before = membership.global_step
+        if membership.advance():
+            until = min(membership.global_step, self.context.settings.total_steps)
+            self.conductor.fall_due(before, until, now_s)
+        elif len(membership.live()) < membership.quorum:
+            text = f"{len(membership.live())} of {membership.quorum} learners are live"
+            self.context.show("quorum", text)
+        if len(membership.live()) >= membership.quorum:
+            self.context.show("quorum", "")
+        if self._paced == (membership.global_step, membership.changes):
+            return
+        self._paced = (membership.global_step, membership.changes)
+        for member in membership.live():
+            if member.session is not None:
+                pace = Pace(global_step=GlobalStep(membership.global_step), anchor=member.anchor)
+                self.context.send(member.session, pace)
+
+    def _end_run(self) -> None:
+        """At the last step, when every round is done, the run ends."""
+        context, membership = self.context, self.context.membership
+        reached = membership.global_step >= context.settings.total_steps
+        if not (self.state.started and reached and self.conductor.is_idle):
+            return
+        self._finished = True
+        step = GlobalStep(membership.global_step)
+        if not self.state.ended:
+            context.record(RunEnded(global_step=step, reason="the last step is reached"), durable=True)
+        for member in membership.live():
+            if member.session is not None:
+                context.send(member.session, Stop(reason="the last step is reached", global_step=step))
+        context.effects.append(EndRun(reason="the last step is reached"))

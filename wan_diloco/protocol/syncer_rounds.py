@@ -1,0 +1,261 @@
+"""Conducting rounds: opening them when due, asking, deciding, closing, merging.
+
+Part of the syncer's machine; `quorum.decide` says when a round closes, this says what follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from wan_diloco.errors import LocalProtocolError
+from wan_diloco.protocol.events import MergeFailed, MergeFinished, StartMerge
+from wan_diloco.protocol.membership import Member
+from wan_diloco.protocol.messages import ContributionHeader, Declined, Pull, RefusalReason, UpdateReceived
+from wan_diloco.protocol.quorum import RoundView, Verdict, decide, smooth
+from wan_diloco.protocol.rounds import Candidates, OpenRound, RoundQueue, candidates, missing
+from wan_diloco.protocol.syncer_context import SyncerContext
+from wan_diloco.protocol.tape import ContributionDiscarded, FragmentPublished, RoundClosed
+from wan_diloco.units import FragmentId, RoundId
+
+__all__ = ["RoundConductor"]
+
+# Share of the tau-step window that an upload may be spread over; grace has .1, merge .05, downlink .35.
+UPLINK_SHARE = 0.5
+# How long an attempt is given before anything is known about steps and responses.
+_FIRST_WINDOW_S = 10.0
+# An attempt's window doubles from attempt to attempt up to this, so that a quorum that is slower than any
+# estimate is reached in the end.
+_WINDOW_MAX_S = 120.0
+_MERGE_RETRY_S = 1.0
+
+
+class RoundConductor:
+    """All rounds in progress.
+
+    Args:
+        context: Of the machine that this is a part of.
+    """
+
+    def __init__(self, context: SyncerContext) -> None:
+        """No round is open."""
+        self.context = context
+        self.open: dict[FragmentId, OpenRound] = {}
+        self.queue = RoundQueue()
+        self._asked: dict[FragmentId, OpenRound] = {}
+        self._verdicts: dict[FragmentId, Verdict] = {}
+        self._retries: dict[FragmentId, float] = {}
+        self._closed_s: dict[FragmentId, float] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is due, open or being merged."""
+        return not (self.open or self.context.state.closed or len(self.queue))
+
+    def restart(self, now_s: float) -> None:
+        """Merge what an earlier process closed and didn't publish."""
+        # Rounds that it had opened and not closed may have contributions in the journal; their
+        # identifiers must not come again, or those would count as answers to a question never asked.
+        self.context.state.next_round += self.context.settings.rounds_max
+        for closed in list(self.context.state.closed.values()):
+            self._start_merge(closed, now_s)
+
+    def deadlines_s(self) -> list[float]:
+        """When something is due by time alone."""
+        times = [round_.asked_s + round_.window_s for round_ in self.open.values() if round_.quorate_s is None]
+        times += [verdict.close_s for verdict in self._verdicts.values() if verdict.close_s is not None]
+        return [*(time_s for time_s in times if math.isfinite(time_s)), *self._retries.values()]
+
+    def fall_due(self, after: int, until: int, now_s: float) -> None:
+        """The global step went on: rounds of (after, until] are due."""
+        for due_step, fragment_id in self.context.settings.schedule.due_between(after, until):
+            round_ = self.open.get(fragment_id)
+            if round_ is None:
+                self.queue.add(fragment_id, due_step)
+                continue
+            round_.due_step = due_step
+            if round_.quorate_s is None:
+                self._ask(round_, now_s)
+
+    def ask_again(self, now_s: float) -> None:
+        """A member joined: rounds without a quorum begin a new attempt that it is part of."""
+        for round_ in self.open.values():
+            if round_.quorate_s is None:
+                self._ask(round_, now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Open, decide, close and retry whatever can be."""
+        self._open_rounds(now_s)
+        for fragment_id in list(self.open):
+            self._decide(self.open[fragment_id], now_s)
+        # A close makes room for the next in the queue; it is asked at once, not at the next event.
+        self._open_rounds(now_s)
+        for fragment_id, retry_s in list(self._retries.items()):
+            if now_s >= retry_s:
+                del self._retries[fragment_id]
+                self._start_merge(self.context.state.closed[fragment_id], now_s)
+
+    def declined(self, member: Member, message: Declined) -> None:
+        """A member answered without a contribution."""
+        round_ = self.open.get(message.fragment_id)
+        if round_ is None or (round_.round_id, round_.attempt) != (message.round_id, message.attempt):
+            return
+        if round_.asked.get(member.learner_id) == member.incarnation:
+            round_.declined[member.learner_id] = message.reason
+
+    def merged(self, event: MergeFinished) -> None:
+        """A merge is done: the new version exists, and everybody is sent it.
+
+        Raises:
+            LocalProtocolError: No such round is being merged.
+        """
+        closed = next(
+            (record for record in self.context.state.closed.values() if record.round_id == event.round_id), None
+        )
+        if closed is None:
+            raise LocalProtocolError(f"round {event.round_id} is not being merged")
+        record = FragmentPublished(
+            round_id=event.round_id,
+            fragment_id=closed.fragment_id,
+            version=closed.to_version,
+            digest=event.digest,
+            ref=event.ref,
+            codes_bytes=event.codes_bytes,
+            scales_bytes=event.scales_bytes,
+            update_bytes=event.update_bytes,
+        )
+        self.context.record(record, durable=True)
+        self.context.show("storage", "")
+        for member in self.context.membership.live():
+            self.context.send_updates(member, closed.fragment_id)
+
+    def merge_failed(self, event: MergeFailed, now_s: float) -> None:
+        """A merge could not be done; its round stays closed, and is tried again."""
+        for fragment_id, record in self.context.state.closed.items():
+            if record.round_id == event.round_id:
+                self._retries[fragment_id] = now_s + _MERGE_RETRY_S
+        self.context.show("storage", f"a merge could not be done and is tried again: {event.reason}")
+
+    def observe_response(self, header: ContributionHeader, now_s: float) -> None:
+        """How long a learner took, in time or late; but not how long it stood in its own queue."""
+        round_ = self._asked.get(header.key.fragment_id)
+        if round_ is None or (round_.round_id, round_.attempt) != (header.round_id, header.attempt):
+            return
+        if header.key.learner_id not in round_.declined:
+            self.context.responses.observe(header.key.learner_id, now_s - round_.asked_s)
+
+    def observe_sync(self, message: UpdateReceived, now_s: float) -> None:
+        """How long merge and downlink took."""
+        closed_s = self._closed_s.get(message.fragment_id)
+        if closed_s is not None and message.version == self.context.state.versions[message.fragment_id]:
+            self.context.sync_s = smooth(self.context.sync_s, now_s - closed_s)
+
+    def _open_rounds(self, now_s: float) -> None:
+        while len(self.open) + len(self.context.state.closed) < self.context.settings.rounds_max:
+            due = self.queue.pop(
+                lambda fragment: fragment not in self.open and fragment not in self.context.state.closed
+            )
+            if due is None:
+                return
+            fragment_id, due_step = due
+            round_ = OpenRound(
+                round_id=RoundId(self.context.state.next_round),
+                fragment_id=fragment_id,
+                due_step=due_step,
+                opened_s=now_s,
+            )
+            self.context.state.next_round += 1
+            self.open[fragment_id] = round_
+            self._ask(round_, now_s)
+
+    def _ask(self, round_: OpenRound, now_s: float) -> None:
+        """Begin an attempt: freeze the members of now, and ask them all."""
+        members = {member.learner_id: member.incarnation for member in self.context.membership.live()}
+        step_s = self.context.membership.step_s()
+        policy = self.context.settings.policy
+        window_s = _FIRST_WINDOW_S
+        if step_s is not None:
+            usual = self.context.responses.estimates()
+            slowest_s = max((usual[learner].usual_s for learner in members if learner in usual), default=0.0)
+            window_s = max(policy.bound_steps * step_s, 2 * slowest_s)
+        round_.ask(members, now_s, min(_WINDOW_MAX_S, window_s * 2 ** min(round_.attempt, 16)))
+        self._asked[round_.fragment_id] = round_
+        pull = Pull(
+            round_id=round_.round_id,
+            attempt=round_.attempt,
+            fragment_id=round_.fragment_id,
+            version=self.context.state.versions[round_.fragment_id],
+            window_s=policy.bound_steps * step_s if step_s is not None else 0.0,
+            upload_s=UPLINK_SHARE * policy.overlap_steps * step_s if step_s is not None else 0.0,
+        )
+        for member in self.context.membership.live():
+            if member.session is not None:
+                self.context.send(member.session, pull)
+
+    def _decide(self, round_: OpenRound, now_s: float) -> None:
+        fragment_id = round_.fragment_id
+        reachable = self.context.membership.reachable
+        found = candidates(
+            round_,
+            list(self.context.state.pool[fragment_id].values()),
+            self.context.state.versions[fragment_id],
+            reachable,
+        )
+        quorate = len(found.fresh) >= self.context.settings.policy.quorum
+        if quorate and round_.quorate_s is None:
+            round_.quorate_s = now_s
+        elif not quorate:
+            round_.quorate_s = None
+        awaited = frozenset(
+            learner
+            for learner, incarnation in round_.asked.items()
+            if learner not in found.fresh and learner not in round_.declined and reachable(learner, incarnation)
+        )
+        view = RoundView(opened_s=round_.asked_s, quorate_s=round_.quorate_s, fresh=found.fresh, awaited=awaited)
+        verdict = decide(self.context.settings.policy, self.context.estimates(), view, now_s)
+        self._verdicts[fragment_id] = verdict
+        if verdict.close:
+            self._close(round_, found, now_s)
+        elif round_.quorate_s is None and now_s >= round_.asked_s + round_.window_s:
+            silent = ", ".join(sorted(learner for learner in round_.asked if learner not in found.fresh)) or "anybody"
+            quorum = self.context.settings.policy.quorum
+            text = f"round {round_.round_id}: {len(found.fresh)} of {quorum} learners, lacking {silent}"
+            self.context.show(f"fragment:{fragment_id}", text)
+            self._ask(round_, now_s)
+
+    def _close(self, round_: OpenRound, found: Candidates, now_s: float) -> None:
+        fragment_id = round_.fragment_id
+        for item in found.too_old:
+            record = ContributionDiscarded(header=item.header, reason=RefusalReason.STALE_BASE)
+            self.context.record(record, durable=False)
+        assert round_.quorate_s is not None
+        version = self.context.state.versions[fragment_id]
+        closed = RoundClosed(
+            round_id=round_.round_id,
+            attempt=round_.attempt,
+            fragment_id=fragment_id,
+            from_version=version,
+            to_version=version.next(),
+            global_step=round_.due_step,
+            members=tuple(sorted(round_.asked)),
+            entries=found.entries,
+            missing=missing(round_, found.entries, self.context.membership.reachable),
+            quorum_s=round_.quorate_s - round_.opened_s,
+            grace_s=now_s - round_.quorate_s,
+        )
+        self.context.record(closed, durable=True)
+        del self.open[fragment_id]
+        self._verdicts.pop(fragment_id, None)
+        self.context.show(f"fragment:{fragment_id}", "")
+        self._start_merge(closed, now_s)
+
+    def _start_merge(self, closed: RoundClosed, now_s: float) -> None:
+        self._closed_s[closed.fragment_id] = now_s
+        effect = StartMerge(
+            round_id=closed.round_id,
+            fragment_id=closed.fragment_id,
+            from_version=closed.from_version,
+            to_version=closed.to_version,
+            global_step=closed.global_step,
+            entries=closed.entries,
+        )
+        self.context.effects.append(effect)

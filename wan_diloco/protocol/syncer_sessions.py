@@ -1,0 +1,141 @@
+"""Talking with learners: Hello, reports, acknowledgements, goodbye.
+
+Part of the syncer's machine.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from wan_diloco.protocol.admission import examine
+from wan_diloco.protocol.events import SessionId
+from wan_diloco.protocol.ledger import Amount
+from wan_diloco.protocol.membership import Member
+from wan_diloco.protocol.messages import (
+    Declined,
+    Goodbye,
+    Hello,
+    LearnerMessage,
+    Refused,
+    Report,
+    ResyncRequest,
+    Stop,
+    UpdateReceived,
+    Welcome,
+)
+from wan_diloco.protocol.syncer_context import SyncerContext
+from wan_diloco.protocol.syncer_rounds import RoundConductor
+from wan_diloco.protocol.tape import LearnerAdmitted
+from wan_diloco.units import GlobalStep, Incarnation
+
+__all__ = ["SessionDesk"]
+
+
+class SessionDesk:
+    """What learners say, and what is answered at once.
+
+    Args:
+        context: Of the machine that this is a part of.
+        conductor: Is told of joins, declines and arrivals.
+    """
+
+    def __init__(self, context: SyncerContext, conductor: RoundConductor) -> None:
+        """Nobody is there."""
+        self.context = context
+        self.conductor = conductor
+
+    def said(self, session: SessionId, message: LearnerMessage, now_s: float) -> None:
+        """A control message came."""
+        if isinstance(message, Hello):
+            self._hello(session, message, now_s)
+            return
+        member = self.context.membership.of(session)
+        if member is None:
+            # A session that was replaced, or that never said Hello: its words have lost their meaning.
+            self.context.close(session, "no standing session")
+            return
+        self.context.membership.heard(member, now_s)
+        match message:
+            case Report():
+                self._report(member, message)
+            case Declined():
+                self.conductor.declined(member, message)
+            case UpdateReceived():
+                if message.fragment_id < self.context.downlink.num_fragments:
+                    self.context.downlink.received(member.learner_id, message)
+                    self.conductor.observe_sync(message, now_s)
+                    self.context.send_updates(member)
+            case ResyncRequest():
+                if message.fragment_id < self.context.downlink.num_fragments:
+                    self.context.state.rejected_once(message.reason)
+                    self.context.downlink.want_resync(member.learner_id, message.fragment_id)
+                    self.context.send_updates(member)
+            case Goodbye():
+                self.context.membership.leave(member)
+                self.context.close(session, "goodbye")
+            case _:
+                assert_never(message)
+
+    def _hello(self, session: SessionId, hello: Hello, now_s: float) -> None:
+        state = self.context.state
+        if self.context.membership.of(session) is not None:
+            self.context.close(session, "a second Hello")
+            return
+        refused = examine(self.context.settings.terms, hello, state.incarnations.get(hello.learner_id, Incarnation(0)))
+        if refused is not None:
+            self._refuse_session(session, refused)
+            return
+        if state.ended:
+            self.context.send(session, Stop(reason="the run has ended", global_step=GlobalStep(state.global_step)))
+            self.context.close(session, "the run has ended")
+            return
+        incarnation = hello.incarnation
+        if not incarnation:
+            incarnation = Incarnation(state.incarnations.get(hello.learner_id, 0) + 1)
+            record = LearnerAdmitted(
+                learner_id=hello.learner_id, incarnation=incarnation, local_step=hello.local_step, tokens=hello.tokens
+            )
+            self.context.record(record, durable=True)
+            self.context.responses.forget(hello.learner_id)
+        earlier = self.context.membership.welcome(
+            hello.learner_id, incarnation, session, hello.local_step, hello.tokens, now_s
+        )
+        if earlier is not None:
+            self.context.close(earlier, "a newer session of the same learner")
+        self.context.downlink.connected(hello.learner_id, new_life=not hello.incarnation)
+        member = self.context.membership.members[hello.learner_id]
+        welcome = Welcome(
+            incarnation=incarnation,
+            term=state.term,
+            epoch=state.epoch,
+            global_step=GlobalStep(self.context.membership.global_step),
+            anchor=member.anchor,
+            total_steps=self.context.settings.total_steps,
+            versions=tuple(state.versions),
+            next_unit=state.units.get(hello.learner_id, 0),
+            shards=self.context.settings.shards,
+            started=state.started,
+        )
+        self.context.send(session, welcome)
+        self.conductor.ask_again(now_s)
+
+    def _refuse_session(self, session: SessionId, refused: Refused) -> None:
+        self.context.state.rejected_once(refused.reason)
+        self.context.send(session, refused)
+        self.context.close(session, refused.detail)
+
+    def _report(self, member: Member, report: Report) -> None:
+        if report.local_step < member.local_step:
+            return  # from before a reconnect; what came since is newer
+        learner_id, incarnation = member.learner_id, member.incarnation
+        member.local_step, member.tokens = report.local_step, report.tokens
+        member.step_time_s, member.loss, member.learning_rate = report.step_time_s, report.loss, report.learning_rate
+        member.reported = True
+        ledger = self.context.state.ledger
+        for item in report.fragments:
+            if item.fragment_id < ledger.num_fragments:
+                lo = Amount(item.step_lo, item.tokens_lo)
+                ledger.installed(learner_id, incarnation, item.fragment_id, lo)
+        ledger.observe(learner_id, incarnation, Amount(report.local_step, report.tokens))
+        self.context.downlink.reported(learner_id, report)
+        self.context.send_updates(member)

@@ -1,0 +1,235 @@
+"""What a syncer must not forget, changed only by applying tape records.
+
+Alive, the machine emits a record and applies it; after a restart the records since the last snapshot are
+applied to the snapshot's state, and give the same state. The learners' reports are not on the tape: what the
+ledger learned from them is in the snapshots, and comes again with the next reports.
+
+Owner: the syncer's machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger
+from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, MergedNote, RefusalReason
+from wan_diloco.protocol.tape import (
+    ContributionDiscarded,
+    ContributionJournalled,
+    FragmentPublished,
+    LearnerAdmitted,
+    MergeEntry,
+    RoundClosed,
+    RunEnded,
+    RunStarted,
+    SyncerStarted,
+    TapeRecord,
+)
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, Term, Version
+
+__all__ = ["Journalled", "StoredUpdate", "SyncerState", "Totals"]
+
+_NO_TERM = Term(0)
+_FIRST_EPOCH = Epoch(0)
+_STALE_AS = {RefusalReason.STALE_BASE: DiscardReason.STALE_BASE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journalled:
+    """A contribution in the journal that no close record names yet."""
+
+    header: ContributionHeader
+    ref: str
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredUpdate:
+    """A publication in the journal: one link of a chain for those who lag."""
+
+    from_version: Version
+    to_version: Version
+    digest: str
+    ref: str
+    codes_bytes: int
+    scales_bytes: int
+    merged: tuple[MergedNote, ...]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters of the whole run; none ever falls.
+
+    Attributes:
+        rounds: Published.
+        fresh, members: Sums over rounds of learners merged fresh, and of live members: their ratio is the
+            participation.
+        merged_parameters, upload_bytes: Over merged contributions.
+        published_parameters, update_bytes: Over publications.
+    """
+
+    rounds: int = 0
+    fresh: int = 0
+    stale: int = 0
+    members: int = 0
+    merged_parameters: int = 0
+    upload_bytes: int = 0
+    published_parameters: int = 0
+    update_bytes: int = 0
+
+
+@dataclass(slots=True)
+class SyncerState:
+    """The durable state.
+
+    Attributes:
+        parameters: Of each fragment.
+        incarnations: The life that stands of each learner ever admitted.
+        versions, digests: Published, of each fragment.
+        updates: Stored publications of each fragment, oldest first, at most `keep_updates`.
+        pool: Journalled contributions that no close record names.
+        closed: Rounds that are closed and not yet published, by fragment.
+        units: First data unit of each learner that isn't committed.
+        global_step: At least this far.
+    """
+
+    parameters: tuple[int, ...]
+    initial_digests: tuple[str, ...]
+    keep_updates: int
+    term: Term = _NO_TERM
+    epoch: Epoch = _FIRST_EPOCH
+    started: bool = False
+    ended: bool = False
+    global_step: int = 0
+    next_round: int = 0
+    incarnations: dict[LearnerId, Incarnation] = field(default_factory=dict)
+    versions: list[Version] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    updates: list[list[StoredUpdate]] = field(default_factory=list)
+    pool: list[dict[ContributionKey, Journalled]] = field(default_factory=list)
+    closed: dict[FragmentId, RoundClosed] = field(default_factory=dict)
+    units: dict[LearnerId, int] = field(default_factory=dict)
+    merges: list[int] = field(default_factory=list)
+    participation: Counter[LearnerId] = field(default_factory=Counter)
+    rejected: Counter[RefusalReason] = field(default_factory=Counter)
+    totals: Totals = field(default_factory=Totals)
+    ledger: Ledger = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin at the initial weights."""
+        count = len(self.parameters)
+        self.versions = [Version(self.epoch, 0)] * count
+        self.digests = list(self.initial_digests)
+        self.updates = [[] for _ in range(count)]
+        self.pool = [{} for _ in range(count)]
+        self.merges = [0] * count
+        self.ledger = Ledger(count)
+
+    def apply(self, record: TapeRecord) -> None:
+        """Change the state as a record says. Records are applied in the tape's order, each once."""
+        match record:
+            case SyncerStarted():
+                self.term, self.epoch = record.term, record.epoch
+            case LearnerAdmitted():
+                self.incarnations[record.learner_id] = record.incarnation
+                position = Amount(record.local_step, record.tokens)
+                self.ledger.admit(record.learner_id, record.incarnation, position)
+            case RunStarted():
+                self.started = True
+            case ContributionJournalled():
+                self._journalled(record)
+            case ContributionDiscarded():
+                self._discarded(record)
+            case RoundClosed():
+                self._closed(record)
+            case FragmentPublished():
+                self._published(record)
+            case RunEnded():
+                self._ended(record)
+            case _:
+                assert_never(record)
+
+    def rejected_once(self, reason: RefusalReason) -> None:
+        """Count a refusal."""
+        self.rejected[reason] += 1
+
+    # ---- records ---------------------------------------------------------------------------------
+
+    def _journalled(self, record: ContributionJournalled) -> None:
+        key = record.header.key
+        self.pool[key.fragment_id][key] = Journalled(
+            header=record.header, ref=record.ref, payload_bytes=record.payload_bytes
+        )
+        self.ledger.journalled(record.header)
+        self.units[key.learner_id] = max(self.units.get(key.learner_id, 0), record.header.unit_hi)
+
+    def _discarded(self, record: ContributionDiscarded) -> None:
+        key = record.header.key
+        del self.pool[key.fragment_id][key]
+        self.ledger.settled(record.header, _STALE_AS.get(record.reason, DiscardReason.REFUSED))
+
+    def _closed(self, record: RoundClosed) -> None:
+        for entry in record.entries:
+            del self.pool[record.fragment_id][entry.header.key]
+        self.closed[record.fragment_id] = record
+        self.next_round = max(self.next_round, record.round_id + 1)
+        self.global_step = max(self.global_step, record.global_step)
+
+    def _published(self, record: FragmentPublished) -> None:
+        fragment_id = record.fragment_id
+        closed = self.closed.pop(fragment_id)
+        notes = tuple(
+            MergedNote(
+                learner_id=entry.header.key.learner_id,
+                incarnation=entry.header.key.incarnation,
+                step_lo=entry.header.key.step_lo,
+                step_hi=entry.header.step_hi,
+            )
+            for entry in closed.entries
+        )
+        for entry in closed.entries:
+            self.ledger.settled(entry.header, None)
+        update = StoredUpdate(
+            from_version=self.versions[fragment_id],
+            to_version=record.version,
+            digest=record.digest,
+            ref=record.ref,
+            codes_bytes=record.codes_bytes,
+            scales_bytes=record.scales_bytes,
+            merged=notes,
+        )
+        self.updates[fragment_id] = [*self.updates[fragment_id], update][-self.keep_updates :]
+        self.versions[fragment_id] = record.version
+        self.digests[fragment_id] = record.digest
+        self._count(closed, record)
+
+    def _count(self, closed: RoundClosed, record: FragmentPublished) -> None:
+        fresh = _fresh(closed.entries)
+        size = self.parameters[record.fragment_id]
+        self.merges[record.fragment_id] += 1
+        self.participation.update(fresh)
+        totals = self.totals
+        totals.rounds += 1
+        totals.fresh += len(fresh)
+        totals.stale += sum(1 for entry in closed.entries if entry.staleness > 0)
+        totals.members += max(len(closed.members), len(fresh))
+        totals.merged_parameters += size * len(closed.entries)
+        totals.upload_bytes += sum(entry.payload_bytes for entry in closed.entries)
+        totals.published_parameters += size
+        totals.update_bytes += record.update_bytes
+
+    def _ended(self, record: RunEnded) -> None:
+        self.ended = True
+        self.global_step = max(self.global_step, record.global_step)
+        for pool in self.pool:
+            for journalled in pool.values():
+                self.ledger.settled(journalled.header, DiscardReason.RUN_ENDED)
+            pool.clear()
+        for learner_id in self.incarnations:
+            self.ledger.close(learner_id, DiscardReason.RUN_ENDED)
+
+
+def _fresh(entries: tuple[MergeEntry, ...]) -> set[LearnerId]:
+    return {entry.header.key.learner_id for entry in entries if entry.staleness == 0}
