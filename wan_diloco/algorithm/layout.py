@@ -2,7 +2,7 @@
 
 A layout depends only on the set of tensors and the arguments: not on the order in which a model lists
 its parameters, on hashes, or on the process. Both ends of a connection compare `Layout.fingerprint`.
-This module never sees a value.
+This module never sees a value, and does without torch, so that planning tools can do without it too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Final
-
-import torch
 
 from wan_diloco.errors import ConfigError
 from wan_diloco.units import FragmentId
@@ -40,6 +38,16 @@ DEFAULT_MEAN_PATTERNS: Final = ("*embed*", "*wte*", "*wpe*", "*lm_head*")
 
 # Changes whenever the meaning of a line, or of the blocks cut from it, changes.
 _FORMAT: Final = "wan_diloco layout 1: blocks of 128, flat below rows of 32"
+
+# Bytes an element of the types that parameters may have.
+_ITEM_BYTES: Final = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 
 # A split mean-rule tensor is cut finely, since its pieces merge independently and are joined again.
 _MEAN_CUT: Final = 8
@@ -87,12 +95,11 @@ class TensorSpec:
         """Bytes of its values in its own type.
 
         Raises:
-            ConfigError: torch has no such type.
+            ConfigError: Parameters can't have that type.
         """
-        dtype = getattr(torch, self.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ConfigError(f"{self.dtype!r} isn't a torch dtype", where=self.name)
-        return self.numel * dtype.itemsize
+        if self.dtype not in _ITEM_BYTES:
+            raise ConfigError(f"{self.dtype!r} isn't a type of parameters", where=self.name)
+        return self.numel * _ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,7 @@ from wan_diloco.algorithm.buffers import BufferRule, buffer_rule, merge_buffer
 def test_running_statistics_are_averaged_and_counters_stay_integers():
     means = [torch.zeros(2), torch.full((2,), 2.0)]
     counts = [torch.tensor(10), torch.tensor(14)]
-    merged = [
-        merge_buffer(buffer_rule(values[0].dtype), values[0], values, [1.0, 1.0]) for values in (means, counts)
-    ]
+    merged = [merge_buffer(buffer_rule(values[0].dtype), values[0], values, [1.0, 1.0]) for values in (means, counts)]
     assert merged[0].tolist() == [1.0, 1.0]
     assert merged[1].dtype is torch.int64
     assert merged[1].item() == 14

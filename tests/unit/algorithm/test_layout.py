@@ -143,9 +143,7 @@ def test_bytes_rather_than_elements_are_balanced():
 
 
 def test_a_line_says_everything_about_a_piece():
-    layout = build_layout(
-        [TensorSpec(name="embed.weight", shape=(256, 64))], num_fragments=2, merge=MergeRule.RDA
-    )
+    layout = build_layout([TensorSpec(name="embed.weight", shape=(256, 64))], num_fragments=2, merge=MergeRule.RDA)
     assert layout.lines() == (
         "embed.weight[0:8192] float32 (256,64) fragment=0 rule=mean",
         "embed.weight[8192:16384] float32 (256,64) fragment=1 rule=mean",
@@ -171,7 +169,9 @@ def test_fingerprint_covers_names_shapes_and_types_not_only_sizes(changed):
 
 def test_fingerprint_covers_merge_rules_and_the_fragment_map():
     layouts = [
-        build_layout(TINY, num_fragments=parts, merge=rule) for parts in (1, 2) for rule in (MergeRule.MEAN, MergeRule.RDA)
+        build_layout(TINY, num_fragments=parts, merge=rule)
+        for parts in (1, 2)
+        for rule in (MergeRule.MEAN, MergeRule.RDA)
     ]
     assert len({layout.fingerprint() for layout in layouts}) == 4
     assert first_difference(layouts[0].lines(), layouts[1].lines()) == (
@@ -223,7 +223,7 @@ def piece(start, stop, tensor="a"):
 )
 def test_a_layout_that_drops_or_doubles_an_element_cannot_be_built(pieces):
     fragment = Fragment(fragment_id=FragmentId(0), pieces=pieces, numel=sum(each.numel for each in pieces))
-    with pytest.raises(ValueError, match="tensors|exactly once"):
+    with pytest.raises(ValueError, match=r"tensors|exactly once"):
         Layout(tensors=(TensorSpec(name="a", shape=(4, 1)),), fragments=(fragment,))
 
 
