@@ -43,6 +43,6 @@ def show(
 @_commands.command(epilog="Example: wan-diloco config schema > wan-diloco.schema.json")
 def schema() -> None:
     """Print the JSON schema of configurations, for editors and other tools."""
-    from wan_diloco.config import RunConfig
+    from wan_diloco.config import json_schema
 
-    typer.echo(json.dumps(RunConfig.model_json_schema(by_alias=True), indent=2))
+    typer.echo(json.dumps(json_schema(), indent=2))

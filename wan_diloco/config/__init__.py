@@ -5,7 +5,7 @@ Nothing here imports torch, so that a laptop can check the configuration of a cl
 
 from wan_diloco.config.environment import DEBUG_VARIABLE, process_environment
 from wan_diloco.config.load import LoadedConfig, load_config, parse_config
-from wan_diloco.config.render import render_toml
+from wan_diloco.config.render import json_schema, render_toml
 from wan_diloco.config.schema import (
     DataSettings,
     EvaluationSettings,
@@ -34,6 +34,7 @@ __all__ = [
     "SyncSettings",
     "SyncerSettings",
     "WireSettings",
+    "json_schema",
     "load_config",
     "parse_config",
     "process_environment",
