@@ -51,6 +51,11 @@ class RoundConductor:
         """Nothing is due, open or being merged."""
         return not (self.open or self.context.state.closed or len(self.queue))
 
+    def reason(self, fragment_id: FragmentId) -> str:
+        """Why an open round of the fragment is not closed yet."""
+        verdict = self._verdicts.get(fragment_id)
+        return verdict.reason if verdict is not None else ""
+
     def restart(self, now_s: float) -> None:
         """Merge what an earlier process closed and didn't publish."""
         # Rounds that it had opened and not closed may have contributions in the journal; their

@@ -1,0 +1,119 @@
+"""What the learner's machine keeps: its settings, and its standing with each fragment and with the syncer.
+
+Owner of all that changes here: the learner's machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wan_diloco.protocol.intake import FragmentSizes
+from wan_diloco.protocol.messages import ContributionHeader, Pull, UpdateHeader
+from wan_diloco.protocol.retry import RetryPolicy
+from wan_diloco.protocol.schedule import Schedule
+from wan_diloco.units import LocalStep, Version
+
+__all__ = ["Counters", "FragmentState", "LearnerSettings", "Link", "Slot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """What is fixed for a run.
+
+    Attributes:
+        overlap_steps: tau; 0 is lockstep: the learner holds at each boundary at which a fragment is due
+            until its new version is installed.
+        heartbeat_s: A silent learner repeats its last report that often.
+        sizes: Of each fragment's encoded contribution.
+    """
+
+    schedule: Schedule
+    overlap_steps: int
+    codec: str
+    sizes: tuple[FragmentSizes, ...]
+    heartbeat_s: float
+    retry: RetryPolicy
+
+    @property
+    def uploads_max(self) -> int:
+        """How many uploads may be under way: what falls due within tau steps."""
+        return max(1, self.overlap_steps) * self.schedule.fragments_a_step_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentState:
+    """Where the training loop stands with a fragment.
+
+    Attributes:
+        step_lo, tokens_lo: Cumulative counters at its last install.
+    """
+
+    version: Version
+    resync: int
+    step_lo: LocalStep
+    tokens_lo: int
+
+
+@dataclass(slots=True)
+class Slot:
+    """One fragment, as the machine sees it.
+
+    Attributes:
+        pending: Version and resync applied and not installed yet.
+        applying: An update that is being decoded.
+        pull, pulled_s: The newest pull that waits for its turn.
+        asked: The pull for which a snapshot was requested.
+        upload: What is being sent; kept over lost connections until it is acknowledged or refused.
+        sent_step: Local step at which the last upload began.
+    """
+
+    state: FragmentState
+    pending: tuple[Version, int] | None = None
+    applying: UpdateHeader | None = None
+    pull: Pull | None = None
+    pulled_s: float = 0.0
+    asked: Pull | None = None
+    upload: ContributionHeader | None = None
+    started_s: float = 0.0
+    retry_s: float | None = None
+    failures: int = 0
+    sent_step: int = 0
+
+    @property
+    def newest(self) -> tuple[Version, int]:
+        """Version and resync of the newest value held."""
+        return self.pending or (self.state.version, self.state.resync)
+
+    @property
+    def is_busy(self) -> bool:
+        """An upload of the fragment is under way."""
+        return self.asked is not None or self.upload is not None
+
+
+@dataclass(slots=True)
+class Counters:
+    """The training loop's counters at the last boundary."""
+
+    local_step: LocalStep
+    tokens: int
+    unit: int
+    step_time_s: float = 0.0
+    loss: float | None = None
+    learning_rate: float = 0.0
+
+
+@dataclass(slots=True)
+class Link:
+    """The connection to the syncer.
+
+    Attributes:
+        welcomed: The session is taken in; before that only a Hello may be sent.
+        failures: Attempts that failed in a row.
+        connect_s: When to try again; None while connecting or connected.
+        heartbeat_s: When to repeat the last report.
+    """
+
+    welcomed: bool = False
+    failures: int = 0
+    connect_s: float | None = None
+    heartbeat_s: float | None = None
