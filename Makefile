@@ -69,6 +69,8 @@ proto-check: setup ## fail when the generated Python isn't what proto/ says
 	diff --recursive --exclude=__pycache__ $(GENERATED) "$$scratch" || { echo 'proto/ has changed: run make proto' >&2; exit 1; }
 
 demo: setup ## train one model in four regions on this machine
+	@# four learners that all read torch from a cold disk are slower than one that does it for them
+	@$(BIN)/python -c 'import grpc, torch'
 	$(BIN)/wan-diloco run deploy/demo.toml
 
 bench: setup ## measure what the README says

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wan_diloco.config import load_config
+from wan_diloco.config import load_config, parse_config
 from wan_diloco.errors import EXIT_CONFIG, ConfigError
 
 RUN = '[run]\ntokens = "1M"\n'
@@ -204,3 +204,8 @@ def test_a_flag_for_a_section_that_a_file_broke_is_refused(tmp_path: Path) -> No
 
 def test_a_flag_for_a_region_without_any_region_is_refused(tmp_path: Path) -> None:
     assert "regions are none" in refusal(tmp_path, RUN, "regions.a.uplink=1mbit")
+
+
+def test_what_is_no_table_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be a table, not \\[\\]"):
+        parse_config([])  # type: ignore[arg-type]
