@@ -1,0 +1,43 @@
+"""`wan-diloco syncer`: the merging service of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wan_diloco.cli.options import ConfigFiles, Overrides, load
+
+__all__ = ["register", "syncer"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog="Example: wan-diloco syncer demo.toml --run-folder runs/demo")(syncer)
+
+
+def syncer(
+    files: ConfigFiles,
+    run_folder: Annotated[
+        Path, typer.Option("--run-folder", metavar="DIR", help="Where the run keeps its files; created if missing.")
+    ],
+    overrides: Overrides = None,
+    *,
+    resume: Annotated[bool, typer.Option("--resume", help="Take up the run that is in the folder.")] = False,
+    input_log: Annotated[
+        bool, typer.Option("--input-log", help="Write every event to input.jsonl, for debugging.")
+    ] = False,
+) -> None:
+    """Merge the regions' work until the run has ended, or until SIGTERM.
+
+    It listens where `syncer.listen` says, and writes the address to DIR/address. Started again with
+    --resume it goes on with the very same bits.
+    """
+    from wan_diloco.clock import SystemClock
+    from wan_diloco.syncer.main import run_syncer
+    from wan_diloco.telemetry import configure_logging
+
+    config = load(files, overrides).config
+    configure_logging(SystemClock(), fields={"run": config.run.name, "process": "syncer"})
+    raise typer.Exit(run_syncer(config, run_folder, resume, input_log=input_log))

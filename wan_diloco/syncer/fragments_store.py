@@ -1,0 +1,285 @@
+"""The fragments' values at the syncer, and the maths that makes the next version of one.
+
+A value is never changed in place: a merge makes a new one, and the store swaps references. So a
+snapshot, a transfer and the next merge may read at once, and a failed merge leaves nothing behind.
+Twelve bytes a parameter: exact, published, momentum, all f32.
+
+Legend: N elements of a fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from wan_diloco.algorithm.blocks import BlockTable, build_block_table
+from wan_diloco.algorithm.codec import Codec, Payload
+from wan_diloco.algorithm.fragments import read_fragment, write_fragment
+from wan_diloco.algorithm.layout import Fragment, Layout
+from wan_diloco.algorithm.merge import Contribution, merge_fragment
+from wan_diloco.algorithm.outer import momentum_at, outer_step
+from wan_diloco.algorithm.publication import apply_update, digest, publish
+from wan_diloco.errors import CheckpointError
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, Version
+
+if TYPE_CHECKING:
+    from wan_diloco.protocol.tape import MergeEntry
+
+__all__ = [
+    "FragmentStore",
+    "FragmentValue",
+    "Maths",
+    "MergedFragment",
+    "OuterRule",
+    "published_tensors",
+    "snapshot_tensors",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterRule:
+    """The outer optimizer's settings.
+
+    Attributes:
+        lr: Learning rate.
+        momentum: Nesterov momentum, once risen.
+        warmup_steps: Global steps over which it rises from 0.
+    """
+
+    lr: float
+    momentum: float
+    warmup_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FragmentValue:
+    """One version of a fragment; its tensors are never written to again.
+
+    Attributes:
+        digest: Of the published value.
+        exact_N: float32 [N], what the outer optimizer has.
+        published_N: float32 [N], what everybody has.
+        momentum_N: float32 [N].
+    """
+
+    version: Version
+    digest: str
+    exact_N: torch.Tensor
+    published_N: torch.Tensor
+    momentum_N: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MergedFragment:
+    """What a merge made: the next value, and the update that leads to its published part."""
+
+    fragment_id: FragmentId
+    value: FragmentValue
+    payload: Payload
+
+
+class Maths:
+    """All that is computed on a fragment, as pure functions of values and bytes.
+
+    Thread: any, several at once.
+
+    Args:
+        layout: The run's.
+        codec: Of contributions and of updates.
+        outer: The outer optimizer's settings.
+    """
+
+    def __init__(self, layout: Layout, codec: Codec, outer: OuterRule) -> None:
+        """Cut the fragments into blocks."""
+        self.layout = layout
+        self.codec = codec
+        self._outer = outer
+        self._tables = tuple(build_block_table(fragment) for fragment in layout.fragments)
+
+    def fragment(self, fragment_id: FragmentId) -> Fragment:
+        """A fragment of the layout."""
+        return self.layout.fragments[fragment_id]
+
+    def table(self, fragment_id: FragmentId) -> BlockTable:
+        """Its blocks."""
+        return self._tables[fragment_id]
+
+    def split(self, fragment_id: FragmentId, joined: bytes) -> Payload:
+        """Codes and scales out of a journal's payload, which has one after the other; nothing is copied.
+
+        Raises:
+            CheckpointError: The length isn't that of this fragment's payloads.
+        """
+        sizes = self.codec.sizes(self.table(fragment_id))
+        if len(joined) != sizes.total_bytes:
+            raise CheckpointError(
+                f"a stored payload of fragment {fragment_id} has {len(joined)} bytes and not {sizes.total_bytes}"
+            )
+        both = np.frombuffer(joined, dtype=np.uint8)
+        return Payload(codes=both[: sizes.codes_bytes], scales=both[sizes.codes_bytes :])
+
+    def merge(
+        self,
+        fragment_id: FragmentId,
+        value: FragmentValue,
+        to_version: Version,
+        global_step: GlobalStep,
+        entries: Sequence[tuple[MergeEntry, Payload]],
+    ) -> MergedFragment:
+        """Merge, take the outer step, publish; the same bits for the same arguments, on every machine.
+
+        Args:
+            fragment_id: Which fragment.
+            value: Its value before.
+            to_version: Of the value after.
+            global_step: The outer schedule's argument.
+            entries: At least one, in the order in which they are summed.
+
+        Raises:
+            DecodeError: A contribution doesn't decode.
+            NonFiniteError: A contribution, or the result, isn't finite.
+        """
+        table = self.table(fragment_id)
+        contributions = [
+            Contribution(delta=payload, tokens=entry.header.tokens, steps=entry.header.steps)
+            for entry, payload in entries
+        ]
+        delta_N = merge_fragment(self.fragment(fragment_id), table, self.codec, contributions)
+        momentum = momentum_at(global_step, self._outer.momentum, self._outer.warmup_steps)
+        exact_N, momentum_N = outer_step(value.exact_N, value.momentum_N, delta_N, lr=self._outer.lr, momentum=momentum)
+        payload, published_N = publish(exact_N, value.published_N, self.codec, table)
+        after = FragmentValue(
+            version=to_version,
+            digest=digest(published_N),
+            exact_N=exact_N,
+            published_N=published_N,
+            momentum_N=momentum_N,
+        )
+        return MergedFragment(fragment_id=fragment_id, value=after, payload=payload)
+
+    def published_after(self, fragment_id: FragmentId, published_N: torch.Tensor, payload: Payload) -> torch.Tensor:
+        """The published value that a stored update leads to.
+
+        Raises:
+            DecodeError: The update doesn't decode.
+            NonFiniteError: It isn't finite.
+        """
+        return apply_update(published_N, payload, self.codec, self.table(fragment_id))
+
+    def check(self, fragment_id: FragmentId, payload: Payload) -> None:
+        """See that a contribution decodes to finite values.
+
+        Raises:
+            DecodeError: It doesn't decode.
+            NonFiniteError: It isn't finite.
+        """
+        self.codec.decode(payload, self.table(fragment_id))
+
+
+class FragmentStore:
+    """The newest value of each fragment.
+
+    Owner: the service's event loop. Values that were read stay valid whatever is installed later.
+
+    Args:
+        values: One a fragment, in order.
+    """
+
+    def __init__(self, values: Sequence[FragmentValue]) -> None:
+        """Take the values over."""
+        self._values = list(values)
+
+    @classmethod
+    def fresh(cls, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> Self:
+        """The initial weights, at version 0.0."""
+        return cls([_initial(read_fragment(fragment, tensors)) for fragment in layout.fragments])
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, torch.Tensor], versions: Sequence[Version]) -> Self:
+        """What `tensors` of another life gave.
+
+        Args:
+            layout: The run's.
+            tensors: As `tensors` names them.
+            versions: Of each fragment.
+
+        Raises:
+            CheckpointError: A tensor is missing or has the wrong shape.
+        """
+        values = []
+        for fragment, version in zip(layout.fragments, versions, strict=True):
+            exact_N, published_N, momentum_N = (
+                _checked(tensors, f"{part}.{fragment.fragment_id}", fragment.numel)
+                for part in ("exact", "published", "momentum")
+            )
+            values.append(
+                FragmentValue(
+                    version=version,
+                    digest=digest(published_N),
+                    exact_N=exact_N,
+                    published_N=published_N,
+                    momentum_N=momentum_N,
+                )
+            )
+        return cls(values)
+
+    def __len__(self) -> int:
+        """How many fragments there are."""
+        return len(self._values)
+
+    def value(self, fragment_id: FragmentId) -> FragmentValue:
+        """The newest value of a fragment."""
+        return self._values[fragment_id]
+
+    def values(self) -> tuple[FragmentValue, ...]:
+        """All of them, as they are at this moment; later swaps don't show in it."""
+        return tuple(self._values)
+
+    def install(self, merged: MergedFragment) -> None:
+        """Swap in what a merge made; it must follow on the version that is there."""
+        before = self._values[merged.fragment_id].version
+        assert merged.value.version > before, f"version {merged.value.version} after {before}"
+        self._values[merged.fragment_id] = merged.value
+
+
+def snapshot_tensors(values: Sequence[FragmentValue]) -> dict[str, torch.Tensor]:
+    """All values under the names that `FragmentStore.restore` looks for; nothing is copied."""
+    return {
+        f"{part}.{index}": tensor_N
+        for index, value in enumerate(values)
+        for part, tensor_N in (
+            ("exact", value.exact_N),
+            ("published", value.published_N),
+            ("momentum", value.momentum_N),
+        )
+    }
+
+
+def published_tensors(layout: Layout, values: Sequence[FragmentValue]) -> dict[str, torch.Tensor]:
+    """The published model by the names of its parameters, in memory of its own."""
+    tensors = {spec.name: torch.empty(spec.shape, dtype=torch.float32) for spec in layout.tensors}
+    for fragment, value in zip(layout.fragments, values, strict=True):
+        write_fragment(fragment, tensors, value.published_N)
+    return tensors
+
+
+def _initial(weights_N: torch.Tensor) -> FragmentValue:
+    return FragmentValue(
+        version=Version(Epoch(0), 0),
+        digest=digest(weights_N),
+        exact_N=weights_N,
+        # Not the same memory: a snapshot can hold each tensor only once.
+        published_N=weights_N.clone(),
+        momentum_N=torch.zeros_like(weights_N),
+    )
+
+
+def _checked(tensors: Mapping[str, torch.Tensor], name: str, numel: int) -> torch.Tensor:
+    tensor_N = tensors.get(name)
+    if tensor_N is None or tensor_N.shape != (numel,) or tensor_N.dtype is not torch.float32:
+        raise CheckpointError(f"the snapshot has no float32 tensor {name} of {numel} elements")
+    return tensor_N

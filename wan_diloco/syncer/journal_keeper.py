@@ -1,0 +1,260 @@
+"""The syncer's journal: what the kinds of its records are, who writes them, and what happens when the disk doesn't.
+
+A full disk is waited out: the call tries again until the record is in, and says so while it lasts;
+training goes on meanwhile. A journal that can't tell any more what is durable is given up: the error
+ends the process, and the next one reads what is really there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Final, TypeVar
+
+from wan_diloco.errors import JournalError, StorageError
+from wan_diloco.protocol import serial
+from wan_diloco.protocol.tape import TapeRecord
+from wan_diloco.storage import Journal, JournalRef
+from wan_diloco.syncer.workers import Workers, in_executor
+
+__all__ = [
+    "KIND_CONTRIBUTION",
+    "KIND_PUBLICATION",
+    "KIND_TAPE",
+    "JournalKeeper",
+    "TapeMirror",
+    "format_ref",
+    "parse_ref",
+]
+
+KIND_TAPE: Final = 1
+KIND_CONTRIBUTION: Final = 2
+KIND_PUBLICATION: Final = 3
+
+# Short at first, since a rotation may fail once; a full disk is asked every few seconds.
+_RETRY_FIRST_S: Final = 0.2
+_RETRY_MAX_S: Final = 5.0
+
+Buffers = Sequence[bytes | bytearray | memoryview]
+T = TypeVar("T")
+
+
+def format_ref(ref: JournalRef) -> str:
+    """A place in the journal as machines and headers carry it: "segment:offset:length"."""
+    return f"{ref.segment}:{ref.offset}:{ref.length}"
+
+
+def parse_ref(text: str) -> JournalRef:
+    """The place that `format_ref` wrote.
+
+    Raises:
+        JournalError: The text isn't one.
+    """
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise JournalError(f"{text!r} isn't a place in the journal")
+    return JournalRef(*map(int, parts))
+
+
+class TapeMirror:
+    """The tape as a file that a person can read; nothing depends on it, and nothing is flushed.
+
+    Args:
+        path: `tape.jsonl`; appended to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open nothing yet."""
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def catch_up(self, lines: Sequence[bytes]) -> None:
+        """Append what a killed process left out: whatever comes after the last line that is in the file.
+
+        Args:
+            lines: The newest part of the tape, oldest first.
+
+        Raises:
+            OSError: The file can't be read or written.
+        """
+        last = b""
+        if self._path.exists():
+            data = self._path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            if len(whole) < len(data):
+                # The last line was cut off when the process was killed.
+                self._path.write_bytes(whole)
+            last = whole[whole.rfind(b"\n", 0, -1) + 1 :].strip() if whole else b""
+        missing = list(lines)
+        if last in missing:
+            missing = missing[len(missing) - missing[::-1].index(last) :]
+        self.append(missing)
+
+    def append(self, lines: Iterable[bytes]) -> None:
+        """Add lines.
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        if self._file is None:
+            self._file = self._path.open("ab", buffering=0)
+        self._file.write(b"".join(line + b"\n" for line in lines))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class JournalKeeper:
+    """Appends and reads for the service; all appending happens in the journal's own thread.
+
+    Owner: the event loop; every method but `read` is called from it.
+
+    Args:
+        journal: Open.
+        workers: Where the work is done.
+        mirror: Gets a copy of the tape.
+        last_tape: Where the newest record of the tape is.
+        report: Told the trouble in one sentence, and "" when it is over.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        workers: Workers,
+        mirror: TapeMirror,
+        last_tape: JournalRef | None,
+        report: Callable[[str], None],
+    ) -> None:
+        """Write nothing yet."""
+        self._journal = journal
+        self._workers = workers
+        self._mirror = mirror
+        self._report = report
+        self._troubled = False
+        self._unrecorded: set[JournalRef] = set()
+        self.last_tape = last_tape
+
+    async def record(self, records: Sequence[TapeRecord], *, durable: bool) -> None:
+        """Append to the tape, in order, and flush once.
+
+        Args:
+            records: What to append; may be empty.
+            durable: Whether all must be on disk when this returns.
+
+        Raises:
+            StorageError: The journal can't say what is durable; the process must end.
+        """
+        left = [serial.dumps(record) for record in records]
+        lines = list(left)
+
+        def write() -> None:
+            while left:
+                self.last_tape = self._journal.append(KIND_TAPE, left[0])
+                left.pop(0)
+            if durable:
+                self._journal.sync()
+
+        if left or durable:
+            await self._until_done(lambda: in_executor(self._workers.journal, write))
+        if lines:
+            try:
+                self._mirror.append(lines)
+            except OSError as exc:
+                self._report(f"tape.jsonl can't be written: {exc.strerror}")
+
+    async def append(self, kind: int, meta: object, payload: Buffers) -> JournalRef:
+        """Append one record with a payload, and remember its place until `recorded` is called.
+
+        Raises:
+            StorageError: The journal can't take it now (`usable` tells whether it ever will).
+        """
+        line = json.dumps(meta, separators=(",", ":")).encode()
+        ref = await in_executor(self._workers.journal, lambda: self._journal.append(kind, line, payload))
+        self._unrecorded.add(ref)
+        return ref
+
+    async def append_waiting(self, kind: int, meta: object, payload: Buffers) -> JournalRef:
+        """Like `append`, but waits a full disk out.
+
+        Raises:
+            StorageError: The journal can't say what is durable; the process must end.
+        """
+        return await self._until_done(lambda: self.append(kind, meta, payload))
+
+    def recorded(self, ref: str) -> None:
+        """A record with this place is on the tape now, or never will be."""
+        self._unrecorded.discard(parse_ref(ref))
+
+    def read(self, ref: str, kind: int) -> bytes:
+        """The payload at a place.
+
+        Thread: any.
+
+        Raises:
+            JournalError: Nothing of that kind is there, or it is damaged.
+            StorageError: The system refused.
+        """
+        record = self._journal.read(parse_ref(ref))
+        if record.kind != kind:
+            raise JournalError(f"the record at {ref} is of kind {record.kind} and not {kind}")
+        return record.payload
+
+    def floor(self, refs: Iterable[str]) -> int:
+        """The oldest segment that is still needed, if these places are.
+
+        Args:
+            refs: What the machine's state refers to.
+        """
+        needed = [parse_ref(ref).segment for ref in refs]
+        needed += [ref.segment for ref in self._unrecorded]
+        if self.last_tape is not None:
+            needed.append(self.last_tape.segment)
+        return min(needed, default=0)
+
+    def drop_before(self, segment: int) -> list[int]:
+        """Remove segments that nothing needs.
+
+        Thread: any.
+
+        Raises:
+            StorageError: The system refused.
+        """
+        return self._journal.drop_segments_before(segment)
+
+    def check(self) -> None:
+        """See that the journal can still tell what is durable; flushes what was appended.
+
+        Thread: any.
+
+        Raises:
+            StorageError: It can't, and must be opened anew.
+        """
+        self._journal.sync()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._journal.close()
+        self._mirror.close()
+
+    async def _until_done(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        delay_s = _RETRY_FIRST_S
+        while True:
+            try:
+                result = await attempt()
+            except StorageError as exc:
+                # A journal that is merely full passes this; one that lost track raises again, for good.
+                await in_executor(self._workers.journal, self.check)
+                self._troubled = True
+                self._report(str(exc))
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _RETRY_MAX_S)
+            else:
+                if self._troubled:
+                    self._troubled = False
+                    self._report("")
+                return result

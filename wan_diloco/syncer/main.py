@@ -1,0 +1,233 @@
+"""The syncer's process: from a configuration to an exit code.
+
+Only here is everything put together; nothing is decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+import uvloop
+
+from wan_diloco.clock import Clock, SystemClock
+from wan_diloco.config import RunConfig
+from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, StorageError, WanDilocoError
+from wan_diloco.protocol.syncer_machine import SyncerMachine
+from wan_diloco.storage import write_json, write_text
+from wan_diloco.syncer.evaluation import Curve, EvaluatorProcess
+from wan_diloco.syncer.fragments_store import Maths
+from wan_diloco.syncer.input_log import InputLog
+from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
+from wan_diloco.syncer.observer import Observer
+from wan_diloco.syncer.plan import initial_model, machine_settings, model_layout, model_tensors, run_maths
+from wan_diloco.syncer.restore import Restored, open_state
+from wan_diloco.syncer.service import Parts, SyncerService
+from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
+from wan_diloco.syncer.updates import Packing
+from wan_diloco.syncer.workers import Workers
+from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, MetricsWriter, read_metrics, summarise
+from wan_diloco.transport.interface import SyncerServer
+from wan_diloco.units import GlobalStep, LearnerId
+
+__all__ = ["build_service", "run_syncer"]
+
+_GRACE_S: Final = 2.0
+_EXIT_CODES: Final = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
+
+
+def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: bool = False) -> int:
+    """Serve a run until it has ended or a signal comes.
+
+    Args:
+        config: The run's.
+        run_folder: Created where missing.
+        resume: Whether a run that is in the folder is taken up.
+        input_log: Whether every event is written to `input.jsonl`.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: The folder holds a run and `resume` is false, or the address can't be listened on.
+        StorageLocked: Another syncer has the folder.
+        StorageError: The disk doesn't do what it must; the process may be started again.
+    """
+    # One thread for one operation: parallelism comes from fragments, and the learners need the rest.
+    torch.set_num_threads(1)
+    clock = SystemClock()
+    run_folder.mkdir(parents=True, exist_ok=True)
+    # The evaluator reads it, and so does whoever looks at the run later.
+    write_text(run_folder / "config.json", config.resolved_json())
+    model = initial_model(config)
+    maths = run_maths(config, model_layout(config, model))
+    restored = open_state(
+        run_folder / "state",
+        resume=resume,
+        maths=maths,
+        initial=model_tensors(model),
+        keep_updates=config.syncer.keep_updates,
+        agreement=config.agreement(),
+    )
+    del model
+    with restored.lock, MetricsWriter(run_folder / METRICS_FILE, clock) as metrics:
+        workers = Workers.threads(config.syncer.threads)
+        try:
+            service = build_service(
+                config,
+                run_folder,
+                restored,
+                maths=maths,
+                metrics=metrics,
+                workers=workers,
+                clock=clock,
+                evaluate=True,
+                input_log=input_log,
+            )
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                exit_code = runner.run(_serve(service, grpc_server(config, service), run_folder))
+        finally:
+            workers.shutdown()
+            restored.journal.close()
+        if service.finished:
+            _conclude(service, maths, metrics, run_folder, clock)
+        return exit_code
+
+
+def build_service(
+    config: RunConfig,
+    run_folder: Path,
+    restored: Restored,
+    *,
+    maths: Maths,
+    metrics: MetricsWriter,
+    workers: Workers,
+    clock: Clock,
+    evaluate: bool,
+    input_log: bool,
+) -> SyncerService:
+    """Put a service together around a state that was begun or taken up.
+
+    Args:
+        config: The run's.
+        run_folder: The run's.
+        restored: What it begins with; lock and journal stay the caller's to close.
+        maths: Of the run's layout.
+        metrics: Where records go.
+        workers: Where slow work runs; the caller shuts them down.
+        clock: The machine's time.
+        evaluate: Whether to start an evaluator's process.
+        input_log: Whether to write every event to `input.jsonl`.
+
+    Raises:
+        ConfigError: A file can't be opened.
+        StorageError: The run folder can't be read.
+    """
+    state = restored.state
+    learners = tuple(LearnerId(region.name) for region in config.regions)
+    earlier = read_metrics(run_folder / METRICS_FILE).lines if restored.resumed else ()
+    observer = Observer(metrics, clock, learners, state.parameters, earlier)
+    for note in restored.notes:
+        observer.event("state_taken_up", note)
+    for closed in state.closed.values():
+        observer.recorded(closed)
+    mirror = TapeMirror(run_folder / "tape.jsonl")
+    if restored.resumed:
+        mirror.catch_up(restored.tape)
+    keeper = JournalKeeper(
+        restored.journal, workers, mirror, restored.last_tape, lambda text: observer.reason("journal", text)
+    )
+    snapshots = run_folder / "state" / "snapshots"
+    curve = None
+    if evaluate:
+        curve = Curve(
+            run_folder,
+            maths.layout,
+            EvaluatorProcess(run_folder, observer.evaluated, lambda text: observer.event("evaluation_failed", text)),
+            workers,
+            every_steps=config.evaluation.every_steps,
+            from_step=GlobalStep(state.global_step),
+            report=lambda text: observer.event("evaluation_skipped", text),
+        )
+    return SyncerService(
+        Parts(
+            machine=SyncerMachine(machine_settings(config, maths, state.initial_digests), state),
+            store=restored.store,
+            maths=maths,
+            keeper=keeper,
+            snapshots=SnapshotKeeper(
+                snapshots,
+                config.agreement(),
+                keeper,
+                workers,
+                sequence=newest_sequence(snapshots),
+                # Nothing that is there now is needed less than that.
+                floor=restored.journal.segments[0],
+            ),
+            observer=observer,
+            workers=workers,
+            clock=clock,
+            packing=Packing(chunk_bytes=config.wire.chunk_bytes, zstd=config.wire.zstd),
+            snapshot_every_s=config.syncer.snapshot_every_s,
+            downlink_bytes_per_s={LearnerId(region.name): region.downlink_bytes_per_s for region in config.regions},
+            curve=curve,
+            input_log=InputLog(run_folder / "input.jsonl") if input_log else None,
+        )
+    )
+
+
+async def _serve(service: SyncerService, server: SyncerServer, run_folder: Path) -> int:
+    received: list[signal.Signals] = []
+
+    def drain(number: signal.Signals) -> None:
+        received.append(number)
+        service.stop()
+
+    for number in _EXIT_CODES:
+        asyncio.get_running_loop().add_signal_handler(number, drain, number)
+    address = run_folder / "address"
+    write_text(address, await server.start())
+    try:
+        await service.run()
+    except BaseExceptionGroup as group:
+        raise _cause(group) from group
+    finally:
+        # Nobody listens there any more; another syncer will listen elsewhere.
+        address.unlink(missing_ok=True)
+        await server.stop(_GRACE_S)
+    return EXIT_OK if service.finished or not received else _EXIT_CODES[received[0]]
+
+
+def _cause(group: BaseExceptionGroup) -> BaseException:
+    """The error that says what to do, if there is one; the whole group, a bug of ours, otherwise."""
+    leaves = list(_leaves(group))
+    for kind in (StorageError, WanDilocoError):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                return leaf
+    return group
+
+
+def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _conclude(service: SyncerService, maths: Maths, metrics: MetricsWriter, run_folder: Path, clock: Clock) -> None:
+    """Write what the run came to."""
+    state = service.state
+    summary = summarise(
+        read_metrics(run_folder / METRICS_FILE).lines,
+        state.ledger.totals(tuple(4 * count for count in state.parameters)),
+        num_fragments=maths.layout.num_fragments,
+        wall_s=metrics.to_elapsed_s(clock.now_s()),
+        rejected={reason.value: count for reason, count in state.rejected.items()},
+    )
+    write_json(run_folder / SUMMARY_FILE, summary)

@@ -1,0 +1,107 @@
+"""Merges under way: one a fragment, several fragments side by side in threads.
+
+The maths touches no shared state. What it made waits here until its record is durable; only then does
+the store swap it in. Whatever fails before, the fragment is as it was, and the round is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wan_diloco.errors import RemoteProtocolError, StorageError
+from wan_diloco.protocol.events import MergeFailed, MergeFinished, StartMerge, SyncerEvent
+from wan_diloco.protocol.tape import FragmentPublished
+from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths, MergedFragment
+from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_PUBLICATION, JournalKeeper, format_ref
+from wan_diloco.syncer.updates import Packing, Updates, frames_bytes
+from wan_diloco.syncer.workers import Workers, in_executor
+from wan_diloco.transport.interface import Frames
+from wan_diloco.units import RoundId
+
+__all__ = ["Merges"]
+
+
+class Merges:
+    """Does what `StartMerge` asks for.
+
+    Owner: the event loop.
+
+    Args:
+        store: All fragments.
+        maths: What is computed.
+        keeper: Has contributions, takes publications.
+        updates: Is given the packed form of what is published.
+        packing: How it is packed.
+        workers: Where it runs.
+        emit: Takes `MergeFinished` or `MergeFailed`.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: FragmentStore,
+        maths: Maths,
+        keeper: JournalKeeper,
+        updates: Updates,
+        packing: Packing,
+        workers: Workers,
+        emit: Callable[[SyncerEvent], None],
+    ) -> None:
+        """Nothing is under way yet."""
+        self._store = store
+        self._maths = maths
+        self._keeper = keeper
+        self._updates = updates
+        self._packing = packing
+        self._workers = workers
+        self._emit = emit
+        self._done: dict[RoundId, tuple[MergedFragment, Frames]] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something merged isn't installed yet."""
+        return bool(self._done)
+
+    async def run(self, effect: StartMerge) -> None:
+        """Merge, publish into the journal, and tell the machine.
+
+        Raises:
+            StorageError: The journal has lost track of what is durable; the process must end.
+        """
+        value = self._store.value(effect.fragment_id)
+        assert value.version == effect.from_version, f"{value.version} is no {effect.from_version}"
+        meta = {"round_id": effect.round_id, "fragment_id": effect.fragment_id, "version": str(effect.to_version)}
+        try:
+            merged, frames = await in_executor(self._workers.maths, lambda: self._compute(effect, value))
+            parts = (merged.payload.codes.data, merged.payload.scales.data)
+            ref = await self._keeper.append(KIND_PUBLICATION, meta, parts)
+        except (StorageError, RemoteProtocolError) as exc:
+            await in_executor(self._workers.journal, self._keeper.check)
+            self._emit(MergeFailed(round_id=effect.round_id, reason=str(exc)))
+            return
+        self._done[effect.round_id] = (merged, frames)
+        self._emit(
+            MergeFinished(
+                round_id=effect.round_id,
+                digest=merged.value.digest,
+                ref=format_ref(ref),
+                codes_bytes=merged.payload.codes.size,
+                scales_bytes=merged.payload.scales.size,
+                update_bytes=frames_bytes(frames),
+            )
+        )
+
+    def install(self, record: FragmentPublished) -> None:
+        """Its record is durable: the new value is the fragment's from now on."""
+        merged, frames = self._done.pop(record.round_id)
+        assert merged.value.digest == record.digest, "the record is of another merge"
+        self._store.install(merged)
+        self._updates.remember(record.fragment_id, record.version, frames)
+
+    def _compute(self, effect: StartMerge, value: FragmentValue) -> tuple[MergedFragment, Frames]:
+        entries = [
+            (entry, self._maths.split(effect.fragment_id, self._keeper.read(entry.ref, KIND_CONTRIBUTION)))
+            for entry in effect.entries
+        ]
+        merged = self._maths.merge(effect.fragment_id, value, effect.to_version, effect.global_step, entries)
+        return merged, self._packing.frames(merged.payload)

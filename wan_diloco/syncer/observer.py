@@ -1,0 +1,278 @@
+"""What the service shows of itself: metrics, logs, and the extra figures of the status answer.
+
+Decides nothing, and is told everything; what it can't write is counted by the metrics' writer.
+
+Owner: the event loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from wan_diloco.clock import Clock
+from wan_diloco.protocol.messages import Report
+from wan_diloco.protocol.tape import FragmentPublished, LearnerAdmitted, RoundClosed, TapeRecord
+from wan_diloco.telemetry.logs import ChangeLogger, get_logger
+from wan_diloco.telemetry.metrics import MetricsWriter
+from wan_diloco.telemetry.records import (
+    EvaluationRecord,
+    EventRecord,
+    LearnerRecord,
+    Line,
+    MergedContribution,
+    MissingLearner,
+    RoundRecord,
+    TrafficRecord,
+    WaitingRecord,
+)
+from wan_diloco.transport.interface import Counters
+from wan_diloco.units import GlobalStep, LearnerId, RoundId
+
+__all__ = ["Observer"]
+
+# A learner's curve: about a point a second, and every so many steps also where steps are slow or quick.
+_LEARNER_EVERY_S: Final = 1.0
+_LEARNER_EVERY_STEPS: Final = 100
+_SPEED_WINDOW_S: Final = 15.0
+
+
+@dataclass(slots=True)
+class _Round:
+    closed: RoundClosed
+    closed_s: float
+    merged_s: float | None = None
+
+
+class Observer:
+    """Writes down what happens.
+
+    Args:
+        metrics: Of the run.
+        clock: As the service's.
+        learners: All that are configured.
+        parameters: Of each fragment.
+        earlier: Lines that an earlier life of this syncer wrote, so that totals go on where they were.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricsWriter,
+        clock: Clock,
+        learners: tuple[LearnerId, ...],
+        parameters: tuple[int, ...],
+        earlier: tuple[Line, ...] = (),
+    ) -> None:
+        """Take up the totals of earlier lines."""
+        self._metrics = metrics
+        self._clock = clock
+        self._parameters = parameters
+        self._logger = get_logger(__name__)
+        self._changes = ChangeLogger(self._logger)
+        self._reasons: dict[str, str] = {}
+        self._rounds: dict[RoundId, _Round] = {}
+        self._shown: dict[LearnerId, tuple[float, int]] = {}
+        self._newest: dict[LearnerId, tuple[Report, GlobalStep]] = {}
+        self._tokens: dict[LearnerId, int] = {}
+        self._speed: deque[tuple[float, int]] = deque()
+        self._traffic = {learner: Counters() for learner in learners}
+        self._written: dict[LearnerId, tuple[int, int, int]] = {}
+        self._evaluation: dict[str, Any] | None = None
+        for line in earlier:
+            self._take_up(line)
+
+    def reason(self, topic: str, text: str) -> None:
+        """Why something doesn't happen; an empty text ends the topic."""
+        if self._reasons.get(topic, "") == text:
+            return
+        if text:
+            self._reasons[topic] = text
+            self._changes.note(f"{topic}_waiting", text)
+        else:
+            self._reasons.pop(topic, None)
+            self._changes.note(f"{topic}_waiting", "over")
+        self._metrics.write(WaitingRecord(reason="; ".join(self._reasons.values())))
+
+    def event(self, name: str, detail: str) -> None:
+        """Something that happened once."""
+        self._metrics.write(EventRecord(name=name, detail=detail))
+        self._logger.info(name, detail=detail)
+
+    def reported(self, learner_id: LearnerId, report: Report, global_step: GlobalStep) -> None:
+        """A learner's progress; not every report becomes a record."""
+        self._newest[learner_id] = (report, global_step)
+        self._tokens[learner_id] = max(report.tokens, self._tokens.get(learner_id, 0))
+        shown_s, shown_step = self._shown.get(learner_id, (-math.inf, 0))
+        crossed = report.local_step // _LEARNER_EVERY_STEPS != shown_step // _LEARNER_EVERY_STEPS
+        if crossed or self._clock.now_s() - shown_s >= _LEARNER_EVERY_S:
+            self._show(learner_id)
+
+    def recorded(self, record: TapeRecord) -> None:
+        """A record of the tape is down."""
+        match record:
+            case LearnerAdmitted():
+                self.event("learner_joined", f"{record.learner_id}, incarnation {record.incarnation}")
+            case RoundClosed():
+                self._rounds[record.round_id] = _Round(closed=record, closed_s=self._clock.now_s())
+            case FragmentPublished():
+                self._published(record)
+            case _:
+                pass
+
+    def merged(self, round_id: RoundId) -> None:
+        """A round's maths is done."""
+        if round_id in self._rounds:
+            self._rounds[round_id].merged_s = self._clock.now_s()
+
+    def evaluated(self, answer: Mapping[str, Any]) -> None:
+        """The evaluator has answered."""
+        splits = {"validation": "validation_loss", "test": "test_loss"}
+        for split, key in splits.items():
+            if key in answer:
+                self._metrics.write(
+                    EvaluationRecord(
+                        tokens=answer["tokens"],
+                        global_step=answer["global_step"],
+                        split=split,
+                        nats_per_byte=answer[key],
+                    )
+                )
+        self._evaluation = {"global_step": answer["global_step"], "nats_per_byte": answer["validation_loss"]}
+        self._logger.info("model_evaluated", **self._evaluation)
+
+    def tick(self, open_sessions: Mapping[LearnerId, Counters]) -> None:
+        """About once a second: traffic, and the run's speed.
+
+        Args:
+            open_sessions: What sessions that are open now have moved.
+        """
+        for learner_id, closed in self._traffic.items():
+            now = open_sessions.get(learner_id, Counters())
+            total = (
+                closed.uplink_bytes + now.uplink_bytes,
+                closed.downlink_bytes + now.downlink_bytes,
+                closed.control_bytes + now.control_bytes,
+            )
+            if total != self._written.get(learner_id, (0, 0, 0)):
+                self._written[learner_id] = total
+                uplink, downlink, control = total
+                self._metrics.write(
+                    TrafficRecord(
+                        region=learner_id, uplink_bytes=uplink, downlink_bytes=downlink, control_bytes=control
+                    )
+                )
+        now_s = self._clock.now_s()
+        self._speed.append((now_s, sum(self._tokens.values())))
+        while now_s - self._speed[0][0] > _SPEED_WINDOW_S:
+            self._speed.popleft()
+
+    def session_ended(self, learner_id: LearnerId, counters: Counters) -> None:
+        """What a session moved goes into the learner's totals; its last report is shown."""
+        if learner_id in self._newest:
+            self._show(learner_id)
+        total = self._traffic.get(learner_id)
+        if total is not None:
+            total.uplink_bytes += counters.uplink_bytes
+            total.downlink_bytes += counters.downlink_bytes
+            total.control_bytes += counters.control_bytes
+
+    def status(self) -> dict[str, object]:
+        """What the machine doesn't know."""
+        elapsed_s = self._metrics.to_elapsed_s(self._clock.now_s())
+        return {
+            "elapsed_s": elapsed_s,
+            "tokens_per_s": self._tokens_per_s(),
+            "traffic": {
+                learner: {"uplink_bytes": up, "downlink_bytes": down, "control_bytes": control}
+                for learner, (up, down, control) in self._written.items()
+            },
+            "evaluation": self._evaluation,
+            "reasons": dict(self._reasons),
+            "metrics_dropped": self._metrics.dropped,
+        }
+
+    def _show(self, learner_id: LearnerId) -> None:
+        report, global_step = self._newest[learner_id]
+        if report.local_step == self._shown.get(learner_id, (0.0, 0))[1]:
+            return
+        self._shown[learner_id] = (self._clock.now_s(), report.local_step)
+        self._metrics.write(
+            LearnerRecord(
+                region=learner_id,
+                local_step=report.local_step,
+                global_step=global_step,
+                tokens=report.tokens,
+                loss=math.nan if report.loss is None else report.loss,
+                step_time_s=report.step_time_s,
+                learning_rate=report.learning_rate,
+            )
+        )
+
+    def _tokens_per_s(self) -> float:
+        if len(self._speed) < 2:
+            return 0.0
+        (from_s, before), (to_s, after) = self._speed[0], self._speed[-1]
+        return max(0.0, (after - before) / (to_s - from_s)) if to_s > from_s else 0.0
+
+    def _published(self, record: FragmentPublished) -> None:
+        known = self._rounds.pop(record.round_id, None)
+        if known is None:
+            return  # closed by an earlier process: its times are on another clock
+        closed = known.closed
+        now_s = self._metrics.to_elapsed_s(self._clock.now_s())
+        closed_s = self._metrics.to_elapsed_s(known.closed_s)
+        merged_s = now_s if known.merged_s is None else self._metrics.to_elapsed_s(known.merged_s)
+        upload_bytes: dict[str, int] = {}
+        for entry in closed.entries:
+            learner = entry.header.key.learner_id
+            upload_bytes[learner] = upload_bytes.get(learner, 0) + entry.payload_bytes
+        self._metrics.write(
+            RoundRecord(
+                round_id=record.round_id,
+                fragment=record.fragment_id,
+                version=record.version.count,
+                attempt=closed.attempt,
+                opened_s=closed_s - closed.grace_s - closed.quorum_s,
+                quorate_s=closed_s - closed.grace_s,
+                closed_s=closed_s,
+                merged_s=merged_s,
+                published_s=now_s,
+                members=closed.members,
+                merged=tuple(
+                    MergedContribution(
+                        learner=entry.header.key.learner_id,
+                        staleness=entry.staleness,
+                        steps=entry.header.steps,
+                        tokens=entry.header.tokens,
+                    )
+                    for entry in closed.entries
+                ),
+                missing=tuple(MissingLearner(learner=item.learner_id, reason=item.reason) for item in closed.missing),
+                grace_s=closed.grace_s,
+                update_bytes=record.update_bytes,
+                upload_bytes=upload_bytes,
+                parameters=self._parameters[record.fragment_id],
+            )
+        )
+        self._logger.debug("fragment_published", round_id=record.round_id, fragment=record.fragment_id)
+
+    def _take_up(self, line: Line) -> None:
+        record = line.record
+        match record:
+            case TrafficRecord() if LearnerId(record.region) in self._traffic:
+                learner_id = LearnerId(record.region)
+                self._traffic[learner_id] = Counters(
+                    uplink_bytes=record.uplink_bytes,
+                    downlink_bytes=record.downlink_bytes,
+                    control_bytes=record.control_bytes,
+                )
+                self._written[learner_id] = (record.uplink_bytes, record.downlink_bytes, record.control_bytes)
+            case EvaluationRecord() if record.split == "validation":
+                self._evaluation = {"global_step": record.global_step, "nats_per_byte": record.nats_per_byte}
+            case LearnerRecord():
+                self._tokens[LearnerId(record.region)] = record.tokens
+            case _:
+                pass

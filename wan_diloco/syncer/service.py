@@ -1,0 +1,382 @@
+"""The syncer's driver: events into the machine, its effects out into journal, threads and network.
+
+One loop decides. It takes all events that wait, has the machine handle each, appends all their records
+and flushes once, and then does the remaining effects in order: so nothing is acknowledged or sent
+before what it rests on is on the disk, and a busy syncer flushes once for many contributions. While a
+full disk is waited out nothing is decided at all; learners train on, and their words wait.
+
+Maths, disk and packing run in executors; transfers and merges are tasks of one group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+from wan_diloco.clock import Clock
+from wan_diloco.errors import StorageError, TransportError
+from wan_diloco.protocol import serial
+from wan_diloco.protocol.events import (
+    AcceptUpload,
+    CloseSession,
+    EndRun,
+    LearnerConnected,
+    LearnerDisconnected,
+    LearnerSaid,
+    MergeFinished,
+    Record,
+    RefuseUpload,
+    SendToLearner,
+    SendUpdate,
+    SessionId,
+    ShowReason,
+    StartMerge,
+    SyncerEffect,
+    SyncerEvent,
+    TimerFired,
+    TransferBroken,
+    UploadFailed,
+    UploadOffered,
+    UploadStored,
+)
+from wan_diloco.protocol.messages import ContributionHeader, Hello, LearnerMessage, RefusalReason, Report
+from wan_diloco.protocol.syncer_machine import SyncerMachine
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.tape import FragmentPublished
+from wan_diloco.syncer.evaluation import Curve
+from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths
+from wan_diloco.syncer.inbox import Inbox
+from wan_diloco.syncer.input_log import InputLog
+from wan_diloco.syncer.journal_keeper import JournalKeeper
+from wan_diloco.syncer.merges import Merges
+from wan_diloco.syncer.observer import Observer
+from wan_diloco.syncer.snapshots import SnapshotKeeper
+from wan_diloco.syncer.updates import Packing, Updates
+from wan_diloco.syncer.uploads import Offers, store_upload
+from wan_diloco.syncer.workers import Workers
+from wan_diloco.transport.interface import Counters, Session
+from wan_diloco.units import GlobalStep, LearnerId
+from wan_diloco.wire.frames import Buffers
+
+__all__ = ["Parts", "SyncerService"]
+
+_TICK_S: Final = 1.0
+# Between two tries of what failed for a reason that won't be gone at once.
+_RETRY_S: Final = 1.0
+# How long learners are given to leave after they were told that the run is over.
+_LEAVE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a service is put together from.
+
+    Attributes:
+        downlink_bytes_per_s: Of each configured learner.
+        curve: Evaluations; None for none.
+        input_log: None for none.
+    """
+
+    machine: SyncerMachine
+    store: FragmentStore
+    maths: Maths
+    keeper: JournalKeeper
+    snapshots: SnapshotKeeper
+    observer: Observer
+    workers: Workers
+    clock: Clock
+    packing: Packing
+    snapshot_every_s: float
+    downlink_bytes_per_s: dict[LearnerId, float]
+    curve: Curve | None
+    input_log: InputLog | None
+
+
+class SyncerService:
+    """A `transport.SyncerHandler` that runs one syncer.
+
+    Owner: the event loop; it owns machine, store, and everything else in `parts`.
+
+    Attributes:
+        finished: Whether the run has ended, and everything that is to be said of it was heard.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        """Do nothing until `run`."""
+        self._parts = parts
+        self._machine = parts.machine
+        self._clock = parts.clock
+        self._inbox = Inbox()
+        self._offers = Offers()
+        self._updates = Updates(parts.maths, parts.keeper, parts.workers, parts.packing)
+        self._merges = Merges(
+            store=parts.store,
+            maths=parts.maths,
+            keeper=parts.keeper,
+            updates=self._updates,
+            packing=parts.packing,
+            workers=parts.workers,
+            emit=self._emit,
+        )
+        self._sessions: dict[SessionId, Session] = {}
+        self._names: dict[SessionId, LearnerId] = {}
+        self._nobody = asyncio.Event()
+        self._nobody.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._merging: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._stopping = False
+        self._finishing = False
+        self._next_snapshot_s = 0.0
+        self.finished = False
+
+    # ---- for the process -------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until the run has ended or `stop` is called, then leave a snapshot behind.
+
+        Raises:
+            StorageError: The journal has lost track of what is durable; the process must end, and another
+                may take the state up again. Comes in an exception group, as all that tasks raise.
+        """
+        self._next_snapshot_s = self._clock.now_s() + self._parts.snapshot_every_s
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._spawn(self._tick())
+            if self._parts.curve is not None:
+                self._spawn(self._parts.curve.run())
+            await self._decide()
+            for task in self._tasks:
+                task.cancel()
+        self._parts.observer.tick(self._open_traffic())
+        await self._snapshot()
+
+    @property
+    def state(self) -> SyncerState:
+        """The durable state; to be read only."""
+        return self._machine.state
+
+    def stop(self) -> None:
+        """Take no more work, finish the merges under way, and have `run` return."""
+        self._stopping = True
+        self._inbox.wake.set()
+
+    # ---- the transport's handler -----------------------------------------------------------------
+
+    def connected(self, session: Session) -> None:
+        """A learner opened a session."""
+        self._sessions[session.session] = session
+        self._nobody.clear()
+        self._emit(LearnerConnected(session=session.session))
+
+    def said(self, session: Session, message: LearnerMessage) -> None:
+        """A control message."""
+        if isinstance(message, Hello):
+            rate = self._parts.downlink_bytes_per_s.get(message.learner_id)
+            if rate is not None:
+                self._names[session.session] = message.learner_id
+                session.set_downlink_rate(rate)
+        elif isinstance(message, Report) and session.session in self._names:
+            step = GlobalStep(self._machine.context.membership.global_step)
+            self._parts.observer.reported(self._names[session.session], message, step)
+        if not self._inbox.put(LearnerSaid(session=session.session, message=message)):
+            session.close("it says more than can be listened to")
+
+    def disconnected(self, session: Session, reason: str) -> None:
+        """The session ended."""
+        self._sessions.pop(session.session, None)
+        learner_id = self._names.pop(session.session, None)
+        if learner_id is not None:
+            self._parts.observer.session_ended(learner_id, session.counters)
+            self._parts.observer.event("session_ended", f"{learner_id}: {reason}")
+        if not self._sessions:
+            self._nobody.set()
+        self._emit(LearnerDisconnected(session=session.session, reason=reason))
+
+    async def upload_offered(self, session: Session, header: ContributionHeader) -> bool:
+        """Whether the bytes of a contribution may come."""
+        self._emit(UploadOffered(session=session.session, header=header))
+        return await self._offers.decision(session.session, header)
+
+    def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int) -> None:
+        """All bytes of a contribution are here."""
+        if self._stopping:
+            return  # it isn't acknowledged, so it comes again
+        self._spawn(
+            store_upload(
+                session=session.session,
+                header=header,
+                buffers=payload,
+                wire_bytes=wire_bytes,
+                maths=self._parts.maths,
+                keeper=self._parts.keeper,
+                workers=self._parts.workers,
+                emit=self._emit,
+            )
+        )
+
+    def upload_failed(self, session: Session, header: ContributionHeader, reason: RefusalReason, detail: str) -> None:
+        """A contribution's bytes turned out bad."""
+        self._emit(UploadFailed(session=session.session, header=header, reason=reason, detail=detail))
+
+    def status(self) -> dict[str, object]:
+        """The machine's standing, and what the observer knows beside it."""
+        standing: dict[str, object] = serial.to_json(self._machine.status(self._clock.now_s()))
+        return {**standing, **self._parts.observer.status()}
+
+    # ---- deciding --------------------------------------------------------------------------------
+
+    async def _decide(self) -> None:
+        now_s = self._clock.now_s()
+        if self._parts.input_log is not None:
+            self._parts.input_log.write(None, now_s)
+        await self._carry_out([self._machine.start(now_s)])
+        while not self._stopping or self._merging or self._merges.waiting or len(self._inbox):
+            await self._inbox.wait(self._timeout_s())
+            events = self._inbox.take()
+            lists = [self._handle(event) for event in events]
+            if self._timeout_s() == 0.0:
+                lists.append(self._handle(TimerFired()))
+            await self._carry_out(lists)
+            for event in events:
+                if isinstance(event, UploadStored | MergeFinished):
+                    self._parts.keeper.recorded(event.ref)
+            self._look_after()
+
+    def _timeout_s(self) -> float | None:
+        deadline_s = self._machine.deadline_s()
+        return None if deadline_s is None else max(0.0, deadline_s - self._clock.now_s())
+
+    def _handle(self, event: SyncerEvent) -> Sequence[SyncerEffect]:
+        now_s = self._clock.now_s()
+        if self._parts.input_log is not None:
+            self._parts.input_log.write(event, now_s)
+        if isinstance(event, UploadFailed):
+            self._parts.observer.event("contribution_rejected", f"{event.header.key.learner_id}: {event.detail}")
+        elif isinstance(event, MergeFinished):
+            self._parts.observer.merged(event.round_id)
+        return self._machine.handle(event, now_s)
+
+    async def _carry_out(self, lists: Sequence[Sequence[SyncerEffect]]) -> None:
+        """Do all effects, in order, once all records among them are down."""
+        records = [effect for effects in lists for effect in effects if isinstance(effect, Record)]
+        durable = any(effect.durable for effect in records)
+        await self._parts.keeper.record([effect.record for effect in records], durable=durable)
+        for effects in lists:
+            for effect in effects:
+                self._perform(effect)
+
+    def _perform(self, effect: SyncerEffect) -> None:
+        match effect:
+            case SendToLearner():
+                if (session := self._sessions.get(effect.session)) is not None:
+                    session.send(effect.message)
+            case CloseSession():
+                if (session := self._sessions.get(effect.session)) is not None:
+                    session.close(effect.reason)
+            case AcceptUpload():
+                if not self._stopping:
+                    self._offers.decide(effect.session, effect.header, accepted=True)
+            case RefuseUpload():
+                self._offers.decide(effect.session, effect.header, accepted=False)
+            case Record():
+                if isinstance(effect.record, FragmentPublished):
+                    self._merges.install(effect.record)
+                self._parts.observer.recorded(effect.record)
+            case StartMerge():
+                if not self._stopping:
+                    task = self._spawn(self._merges.run(effect))
+                    self._merging.add(task)
+                    task.add_done_callback(self._merging.discard)
+            case SendUpdate():
+                if not self._stopping:
+                    self._spawn(self._send(effect, self._parts.store.value(effect.header.fragment_id)))
+            case ShowReason():
+                self._parts.observer.reason(effect.topic, effect.text)
+            case EndRun():
+                if not self._finishing:
+                    self._finishing = True
+                    self._spawn(self._finish())
+            case _:
+                assert_never(effect)
+
+    # ---- beside the loop -------------------------------------------------------------------------
+
+    async def _send(self, effect: SendUpdate, value: FragmentValue) -> None:
+        """Bring an update to a learner; the value is the one of the moment when this was decided."""
+        fragment_id = effect.header.fragment_id
+        try:
+            if effect.chain:
+                segments = await self._updates.chain(fragment_id, effect.chain)
+            else:
+                assert value.version == effect.header.to_version, f"{value.version} is no {effect.header.to_version}"
+                segments = await self._updates.value(value, fragment_id)
+            if (session := self._sessions.get(effect.session)) is not None:
+                await session.send_update(effect.header, segments)
+            return
+        except TransportError:
+            pass  # the session's end is told by itself
+        except StorageError as exc:
+            self._parts.observer.event("update_unreadable", str(exc))
+        await asyncio.sleep(_RETRY_S)
+        self._emit(TransferBroken(session=effect.session, fragment_id=fragment_id))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._parts.observer.tick(self._open_traffic())
+            # A snapshot may be due although nothing was said.
+            if self._clock.now_s() >= self._next_snapshot_s:
+                self._inbox.wake.set()
+
+    async def _finish(self) -> None:
+        """The run is over: evaluate what came out, let the learners go, stop."""
+        state = self._machine.state
+        if self._parts.curve is not None:
+            step = GlobalStep(state.global_step)
+            await self._parts.curve.finish(step, state.ledger.trained.tokens, self._parts.store.values())
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._nobody.wait()
+        except TimeoutError:
+            self._parts.observer.event("learners_stayed", "some learners did not leave at the end of the run")
+        self.finished = True
+        self.stop()
+
+    def _look_after(self) -> None:
+        """What hangs on the state as a whole: snapshots, and points of the curve."""
+        if self._clock.now_s() >= self._next_snapshot_s:
+            self._next_snapshot_s = self._clock.now_s() + self._parts.snapshot_every_s
+            self._spawn(self._snapshot())
+        curve = self._parts.curve
+        step = GlobalStep(self._machine.context.membership.global_step)
+        if curve is not None and self._machine.state.started and not self._finishing and curve.due(step):
+            tokens = self._machine.state.ledger.trained.tokens
+            self._spawn(curve.publish(step, tokens, self._parts.store.values()))
+
+    async def _snapshot(self) -> None:
+        capture = self._parts.snapshots.capture(self._machine.state, self._parts.store)
+        if capture is not None:
+            self._parts.observer.reason("snapshot", await self._parts.snapshots.write(capture))
+
+    def _open_traffic(self) -> dict[LearnerId, Counters]:
+        traffic: dict[LearnerId, Counters] = {}
+        for session_id, learner_id in self._names.items():
+            total = traffic.setdefault(learner_id, Counters())
+            counters = self._sessions[session_id].counters
+            total.uplink_bytes += counters.uplink_bytes
+            total.downlink_bytes += counters.downlink_bytes
+            total.control_bytes += counters.control_bytes
+        return traffic
+
+    def _emit(self, event: SyncerEvent) -> None:
+        self._inbox.put(event)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        assert self._group is not None, "the service runs"
+        task = self._group.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,134 @@
+"""Snapshots of the syncer's state while it runs, and what of the journal they make superfluous.
+
+Values are never changed in place, so a capture is a list of references: the service goes on merging
+while another thread writes. One at a time; one that is asked for meanwhile is skipped and counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from wan_diloco.errors import CheckpointError, ConfigError, StorageError
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.storage import JournalRef, Snapshot, keep_last
+from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, snapshot_tensors
+from wan_diloco.syncer.journal_keeper import JournalKeeper
+from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name, state_refs
+from wan_diloco.syncer.workers import Workers, in_executor
+
+__all__ = ["Capture", "SnapshotKeeper", "newest_sequence"]
+
+# The newest, and one to fall back on.
+_KEPT: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """The state at one moment.
+
+    Attributes:
+        floor: The oldest journal segment that a restart from it would read.
+    """
+
+    values: tuple[FragmentValue, ...]
+    manifest: dict[str, Any]
+    floor: int
+    last_tape: JournalRef | None
+
+
+class SnapshotKeeper:
+    """Takes snapshots and tidies up behind them.
+
+    Owner: the event loop.
+
+    Args:
+        folder: `state/snapshots`.
+        agreement: The settings that a later life must share.
+        keeper: Has the journal.
+        workers: Where writing happens.
+        sequence: Number of the newest snapshot that is there.
+        floor: The oldest segment that it needs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        agreement: tuple[tuple[str, str], ...],
+        keeper: JournalKeeper,
+        workers: Workers,
+        *,
+        sequence: int,
+        floor: int,
+    ) -> None:
+        """Begin after a snapshot that exists."""
+        self._folder = folder
+        self._agreement = agreement
+        self._keeper = keeper
+        self._workers = workers
+        self._sequence = sequence
+        self._floors: deque[int] = deque([floor], maxlen=_KEPT)
+        self._covered: JournalRef | None = None
+        self._busy = False
+        self.skipped = 0
+
+    def capture(self, state: SyncerState, store: FragmentStore) -> Capture | None:
+        """Take hold of everything now; None when nothing happened since the last one, or one is being written.
+
+        Ordering: while every record that the state has seen is on the tape, and every publication on the
+        tape is in the store.
+        """
+        if self._keeper.last_tape == self._covered:
+            return None
+        if self._busy:
+            self.skipped += 1
+            return None
+        self._busy = True
+        return Capture(
+            values=store.values(),
+            manifest=snapshot_manifest(state, self._agreement, self._keeper.last_tape),
+            floor=self._keeper.floor(state_refs(state)),
+            last_tape=self._keeper.last_tape,
+        )
+
+    async def write(self, capture: Capture) -> str:
+        """Make a capture durable, then drop what only older ones needed.
+
+        Returns:
+            What went wrong in one sentence; empty when nothing did. The last good snapshot stands anyway.
+        """
+        self._sequence += 1
+        name = snapshot_name(self._sequence)
+        try:
+            # The tape up to here must not be lost behind a snapshot that says it has it: its places would be
+            # used again, and the next restart would skip what stands there.
+            await in_executor(self._workers.journal, self._keeper.check)
+            floors = deque([*self._floors, capture.floor], maxlen=_KEPT)
+            await in_executor(self._workers.files, lambda: self._write(name, capture, min(floors)))
+        except (StorageError, ConfigError) as exc:
+            return f"no snapshot could be written: {exc}"
+        finally:
+            self._busy = False
+        self._covered = capture.last_tape
+        self._floors = floors
+        return ""
+
+    def _write(self, name: str, capture: Capture, floor: int) -> None:
+        snapshot = Snapshot(tensors=snapshot_tensors(capture.values), manifest=capture.manifest)
+        snapshot.write(self._folder, name)
+        keep_last(self._folder, _KEPT)
+        self._keeper.drop_before(floor)
+
+
+def newest_sequence(folder: Path) -> int:
+    """Number of the newest snapshot in the folder, good or not.
+
+    Raises:
+        CheckpointError: A folder among them has another name.
+    """
+    numbers = [path.name.removeprefix("state-") for path in folder.glob("state-*")]
+    if not all(number.isdecimal() for number in numbers):
+        raise CheckpointError(f"{folder} holds something that isn't a snapshot of a syncer")
+    return max(map(int, numbers), default=0)

@@ -1,0 +1,119 @@
+"""A contribution's way from its offer to the journal.
+
+The machine decides on the header alone; here its bytes are held back until it has, and checked after
+they have come: sizes, codec, and that every scale and value is finite. Only then are they journalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from wan_diloco.algorithm.codec import Payload
+from wan_diloco.errors import DecodeError, NonFiniteError
+from wan_diloco.protocol import serial
+from wan_diloco.protocol.events import SessionId, SyncerEvent, UploadFailed, UploadStored
+from wan_diloco.protocol.messages import ContributionHeader, RefusalReason
+from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, JournalKeeper, format_ref
+from wan_diloco.syncer.workers import Workers, in_executor
+
+if TYPE_CHECKING:
+    from wan_diloco.syncer.fragments_store import Maths
+    from wan_diloco.wire.frames import Buffers
+
+__all__ = ["Offers", "store_upload"]
+
+_Offer = tuple[SessionId, ContributionHeader]
+
+
+class Offers:
+    """Offered contributions that the machine hasn't decided on.
+
+    Owner: the event loop. Bounded by the transport, which has one offer a stream.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is offered yet."""
+        self._waiting: dict[_Offer, asyncio.Future[bool]] = {}
+
+    async def decision(self, session: SessionId, header: ContributionHeader) -> bool:
+        """Wait for the machine's word.
+
+        Returns:
+            Whether the bytes may come.
+        """
+        offer = (session, header)
+        self.decide(session, header, accepted=False)
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[offer] = future
+        try:
+            return await future
+        finally:
+            if self._waiting.get(offer) is future:
+                del self._waiting[offer]
+
+    def decide(self, session: SessionId, header: ContributionHeader, *, accepted: bool) -> None:
+        """Give the word; an offer whose stream is gone is forgotten already."""
+        future = self._waiting.pop((session, header), None)
+        if future is not None and not future.done():
+            future.set_result(accepted)
+
+    def refuse_all(self) -> None:
+        """Nothing is taken any more."""
+        for session, header in list(self._waiting):
+            self.decide(session, header, accepted=False)
+
+
+async def store_upload(
+    *,
+    session: SessionId,
+    header: ContributionHeader,
+    buffers: Buffers,
+    wire_bytes: int,
+    maths: Maths,
+    keeper: JournalKeeper,
+    workers: Workers,
+    emit: Callable[[SyncerEvent], None],
+) -> None:
+    """Check what came, journal it, and tell the machine.
+
+    Args:
+        session: Who sent it.
+        header: What it claims to be; the machine has accepted it.
+        buffers: Its bytes.
+        wire_bytes: What crossed the wire for it.
+        maths: Decodes.
+        keeper: Journals; a full disk is waited out.
+        workers: Where it runs.
+        emit: Takes `UploadStored` or `UploadFailed`.
+
+    Raises:
+        StorageError: The journal has lost track of what is durable; the process must end.
+    """
+    payload = Payload(codes=buffers.codes, scales=buffers.scales)
+    problem = await in_executor(workers.maths, lambda: _problem(header, payload, maths))
+    if problem is not None:
+        reason, detail = problem
+        emit(UploadFailed(session=session, header=header, reason=reason, detail=detail))
+        return
+    parts = (payload.codes.data, payload.scales.data)
+    ref = await keeper.append_waiting(KIND_CONTRIBUTION, serial.to_json(header), parts)
+    emit(UploadStored(session=session, header=header, ref=format_ref(ref), payload_bytes=wire_bytes))
+
+
+def _problem(header: ContributionHeader, payload: Payload, maths: Maths) -> tuple[RefusalReason, str] | None:
+    if header.codec != maths.codec.name:
+        return RefusalReason.WRONG_CODEC, f"the codec is {header.codec!r}, this run uses {maths.codec.name!r}"
+    if not 0 <= header.key.fragment_id < maths.layout.num_fragments:
+        return RefusalReason.GARBAGE, f"there is no fragment {header.key.fragment_id}"
+    if header.steps < 1 or header.tokens < 1:
+        return RefusalReason.NO_STEPS, f"{header.tokens} tokens in {header.steps} steps have no weight"
+    try:
+        maths.check(header.key.fragment_id, payload)
+    except NonFiniteError as exc:
+        return RefusalReason.NON_FINITE, exc.detail
+    except DecodeError as exc:
+        known = exc.reason in set(RefusalReason)
+        return RefusalReason(exc.reason) if known else RefusalReason.GARBAGE, exc.detail
+    return None
