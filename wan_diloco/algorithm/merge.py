@@ -100,7 +100,7 @@ class _Rda:
             return
         for piece, length in self._norms(delta_N).items():
             self._radius[piece] += weight * length
-            if 0.0 < length < math.inf:
+            if length > 0.0:
                 part = slice(*self._table.piece_elements[piece])
                 self._direction_N[part] += delta_N[part] * round_f32(weight / length)
 
