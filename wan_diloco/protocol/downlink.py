@@ -31,13 +31,13 @@ class _Line:
         has: Newest version that it holds, installed or pending; None while unknown.
         resync: Number of the last resync that it holds.
         wanted_resync: Number of the last resync that it should hold.
-        sending: A transfer is under way.
+        sending: Version and resync of the transfer that is under way.
     """
 
     has: Version | None = None
     resync: int = 0
     wanted_resync: int = 0
-    sending: bool = False
+    sending: tuple[Version, int] | None = None
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Downlink:
             self._lines[learner_id] = [_Line() for _ in range(self.num_fragments)]
             return
         for line in self._lines[learner_id]:
-            line.has, line.sending = None, False
+            line.has, line.sending = None, None
 
     def reported(self, learner_id: LearnerId, report: Report) -> None:
         """A report tells what the learner holds."""
@@ -70,16 +70,18 @@ class Downlink:
                 line = self._lines[learner_id][item.fragment_id]
                 line.has = item.version if item.pending is None else max(item.version, item.pending)
                 line.resync = item.resync
+                if line.sending is not None and line.has >= line.sending[0] and line.resync >= line.sending[1]:
+                    line.sending = None  # it is there, and its acknowledgement was lost
 
     def received(self, learner_id: LearnerId, message: UpdateReceived) -> None:
         """A transfer reached the learner whole; the message tells what it holds now."""
         line = self._lines[learner_id][message.fragment_id]
-        line.has, line.resync, line.sending = message.version, message.resync, False
+        line.has, line.resync, line.sending = message.version, message.resync, None
 
     def broken(self, learner_id: LearnerId, fragment_id: FragmentId) -> None:
         """A transfer did not reach the learner."""
         if learner_id in self._lines:
-            self._lines[learner_id][fragment_id].sending = False
+            self._lines[learner_id][fragment_id].sending = None
 
     def want_resync(self, learner_id: LearnerId, fragment_id: FragmentId) -> None:
         """The learner must take the published value whatever it has."""
@@ -87,7 +89,7 @@ class Downlink:
         # One that was asked for and hasn't arrived yet serves for this one as well.
         if line.wanted_resync == line.resync:
             line.wanted_resync += 1
-        line.sending = False
+        line.sending = None
 
     def next_update(
         self, learner_id: LearnerId, session: SessionId, fragment_id: FragmentId, state: SyncerState
@@ -95,15 +97,16 @@ class Downlink:
         """What to send now, if anything; it counts as under way from here on."""
         line = self._lines[learner_id][fragment_id]
         current = state.versions[fragment_id]
-        if line.has is None or line.sending:
+        if line.has is None or line.sending is not None:
             return None
         resync = line.wanted_resync > line.resync or line.has.epoch != current.epoch or line.has > current
         if not resync and line.has == current:
             return None
-        line.sending = True
         if resync:
             line.wanted_resync = max(line.wanted_resync, line.resync + 1)
+            line.sending = (current, line.wanted_resync)
             return self._value(session, fragment_id, state, line.wanted_resync, ())
+        line.sending = (current, 0)
         chain = self._chain(line.has, fragment_id, state)
         if chain:
             return self._difference(session, fragment_id, chain)

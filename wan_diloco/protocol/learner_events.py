@@ -189,7 +189,7 @@ class StartUpload:
 
     The delta is base - snapshot, where the base is the published value of `header.base`. The driver keeps
     the encoded bytes until `DropUpload`, since the same header may be started again after a broken
-    connection; the syncer says at which offset to go on.
+    connection; the syncer says at which offset to go on. Starting one that still runs changes nothing.
 
     Attributes:
         spread_s: Over how long the bytes should be spread; 0 for as fast as the pacer lets them.

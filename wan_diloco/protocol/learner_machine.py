@@ -74,6 +74,10 @@ from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LocalStep, Rou
 
 __all__ = ["FragmentState", "LearnerMachine", "LearnerSettings"]
 
+# An upload that nothing is heard of is offered again after this, or after so many times the usual duration; the
+# syncer knows repeated ones by their key.
+_RESEND_MIN_S = 10.0
+_RESEND_FACTOR = 4.0
 _IDENTITY_REFUSED = frozenset({RefusalReason.FENCED, RefusalReason.UNKNOWN_LEARNER})
 
 
@@ -236,7 +240,7 @@ class LearnerMachine:
         self._report(now_s)
         for slot in self._slots:
             if slot.upload is not None:
-                self._effects.append(StartUpload(header=slot.upload, spread_s=0.0))
+                self._start_upload(slot, slot.upload, 0.0, now_s)
 
     def _pace(self, global_step: GlobalStep, anchor: int, next_unit: int | None = None) -> None:
         """The schedule's argument is the step last heard plus own steps since.
@@ -304,7 +308,7 @@ class LearnerMachine:
             scales_bytes=sizes.scales_bytes,
         )
         slot.started_s = now_s
-        self._effects.append(StartUpload(header=slot.upload, spread_s=pull.upload_s))
+        self._start_upload(slot, slot.upload, pull.upload_s, now_s)
 
     def _report(self, now_s: float) -> None:
         counters = self._counters
@@ -393,6 +397,11 @@ class LearnerMachine:
             steps=counters.local_step - slot.state.step_lo,
         )
 
+    def _start_upload(self, slot: Slot, header: ContributionHeader, spread_s: float, now_s: float) -> None:
+        """Send, and send again if neither an acknowledgement nor a broken stream is heard of."""
+        slot.retry_s = now_s + max(_RESEND_MIN_S, spread_s + _RESEND_FACTOR * (self._upload_s or 0.0))
+        self._effects.append(StartUpload(header=header, spread_s=spread_s))
+
     def _upload_done(
         self, fragment_id: FragmentId, step_lo: LocalStep, step_hi: LocalStep, acknowledged_s: float | None
     ) -> None:
@@ -470,8 +479,7 @@ class LearnerMachine:
             self._report(now_s)
         for slot in self._slots:
             if slot.retry_s is not None and now_s >= slot.retry_s and slot.upload is not None:
-                slot.retry_s = None
-                self._effects.append(StartUpload(header=slot.upload, spread_s=0.0))
+                self._start_upload(slot, slot.upload, 0.0, now_s)
 
     def _send(self, message: LearnerMessage) -> None:
         if self._link.welcomed:
