@@ -90,7 +90,8 @@ class Run:
 def logits(model: Decoder) -> torch.Tensor:
     tokens_BT = torch.arange(32).reshape(2, 16)
     with torch.inference_mode():
-        return model(tokens_BT)
+        logits_BTV: torch.Tensor = model(tokens_BT)
+    return logits_BTV
 
 
 @pytest.mark.parametrize("tied", [True, False])

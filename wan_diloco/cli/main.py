@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from wan_diloco.cli import config, export, version
+from wan_diloco.cli import config, export, run, version
 from wan_diloco.errors import EXIT_INTERNAL, WanDilocoError
 
 __all__ = ["build_app", "main"]
@@ -30,6 +30,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_show_locals=False,
     )
     # A command a line, in the order of the help.
+    run.register(app)
     export.register(app)
     config.register(app)
     version.register(app)

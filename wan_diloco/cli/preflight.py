@@ -8,19 +8,35 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from wan_diloco.errors import ConfigError
 
 if TYPE_CHECKING:
     from wan_diloco.config import RunConfig
 
-__all__ = ["check_data", "check_folder", "check_port", "holds_run"]
+__all__ = ["check_baseline_folder", "check_data", "check_folder", "check_names", "check_port", "holds_run"]
+
+_PROCESSES: Final = frozenset({"syncer", "evaluator"})
 
 
 def holds_run(run_folder: Path) -> bool:
     """Whether a run was begun in this folder."""
-    return (run_folder / "config.json").exists() or (run_folder / "state").exists()
+    # Not config.json: it is there too when the syncer refused to start, and then nothing of worth is.
+    return any((run_folder / name).exists() for name in ("state", "metrics.jsonl", "summary.json"))
+
+
+def check_names(config: RunConfig) -> None:
+    """See that logs and displays can tell the processes apart.
+
+    Raises:
+        ConfigError: A region has the name of another process.
+    """
+    for region in config.regions:
+        if region.name in _PROCESSES:
+            raise ConfigError(
+                "on one machine this is the name of another process", where=f"regions.{region.name}", hint="rename it"
+            )
 
 
 def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> None:
@@ -48,8 +64,20 @@ def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> None:
         raise ConfigError(
             "there is no run in this folder to go on with", where=str(run_folder), hint="begin one without --resume"
         )
-    if (run_folder / "config.json").exists():
-        _check_same(config, run_folder / "config.json")
+    _check_same(config, run_folder / "config.json")
+
+
+def check_baseline_folder(folder: Path) -> None:
+    """See that a baseline can be trained in a folder; what an unfinished one left there doesn't matter.
+
+    Raises:
+        ConfigError: It can't be written, or holds a run or a finished baseline.
+    """
+    _check_writable(folder)
+    if (folder / "state").exists() or (folder / "summary.json").exists():
+        raise ConfigError(
+            "there is a result in this folder already", where=str(folder), hint="give another --run-folder"
+        )
 
 
 def check_port(config: RunConfig) -> None:

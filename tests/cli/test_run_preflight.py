@@ -1,0 +1,144 @@
+"""What is refused before anything is created, and that nothing is created then."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wan_diloco.cli.launch import child_environment, process_specs
+from wan_diloco.cli.preflight import check_data, check_folder, check_names, check_port, holds_run
+from wan_diloco.config import RunConfig, parse_config
+from wan_diloco.errors import ConfigError, DataError
+
+TEXT = "".join(f"This is paragraph {index} of a text that says little.\n\n" for index in range(2000))
+
+
+def config_of(source: str = "sotu", **changes: dict[str, Any]) -> RunConfig:
+    tree: dict[str, Any] = {
+        "run": {"name": "tiny", "tokens": "100k"},
+        "model": {"dim": 16, "layers": 1, "heads": 2, "sequence_length": 16},
+        "data": {"source": source},
+        "inner": {"batch_tokens": 64},
+        "sync": {"fragments": 3, "period_steps": 4},
+        "regions": [{"name": "a"}, {"name": "b"}],
+    }
+    for section, values in changes.items():
+        tree[section] = {**tree.get(section, {}), **values}
+    return parse_config(tree)
+
+
+def make_run(folder: Path, config: RunConfig) -> None:
+    (folder / "state").mkdir(parents=True)
+    (folder / "config.json").write_text(config.resolved_json())
+
+
+def test_a_new_folder_is_fine_and_is_not_created(tmp_path: Path) -> None:
+    check_folder(config_of(), tmp_path / "a" / "b", resume=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_a_run_needs_resume(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", config_of())
+    with pytest.raises(ConfigError, match=r"a run in this folder already .*--resume"):
+        check_folder(config_of(), tmp_path / "run", resume=False)
+    check_folder(config_of(), tmp_path / "run", resume=True)
+
+
+def test_what_a_syncer_that_refused_to_start_left_behind_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config_of().resolved_json())
+    (tmp_path / "logs").mkdir()
+    assert not holds_run(tmp_path)
+    check_folder(config_of(), tmp_path, resume=False)
+
+
+def test_resume_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run in this folder"):
+        check_folder(config_of(), tmp_path / "run", resume=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_names_the_first_setting_that_differs(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", config_of())
+    with pytest.raises(ConfigError) as caught:
+        check_folder(config_of(inner={"lr": 0.5}, wire={"codec": "int8"}), tmp_path / "run", resume=True)
+    assert caught.value.where == "inner.lr"
+    assert "0.5" in caught.value.problem
+
+
+def test_resume_allows_what_each_side_decides_for_itself(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", config_of())
+    check_folder(config_of(evaluation={"every_steps": 7}), tmp_path / "run", resume=True)
+
+
+def test_a_file_in_the_way_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ConfigError, match="it is a file"):
+            check_folder(config_of(), folder, resume=False)
+
+
+def test_a_folder_that_cant_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Root may write anywhere, so the system's answer is played.
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(ConfigError, match="can't write into this folder"):
+        check_folder(config_of(), tmp_path / "new" / "run", resume=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_port_in_use_is_refused_and_a_free_one_is_not(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match="choose another port") as caught:
+            check_port(config_of(syncer={"listen": f"{host}:{port}"}))
+        assert caught.value.where == "syncer.listen"
+    check_port(config_of(syncer={"listen": f"{host}:{port}"}))
+    check_port(config_of(syncer={"listen": f"{host}:0"}))
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="can't listen"):
+        check_port(config_of(syncer={"listen": "192.0.2.1:0"}))
+
+
+def test_a_missing_corpus_and_a_small_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file or folder"):
+        check_data(config_of(f"text:{tmp_path / 'nothing'}"))
+    (tmp_path / "small.txt").write_text(TEXT[:4_000])
+    with pytest.raises(DataError, match="is too small"):
+        check_data(config_of(f"text:{tmp_path / 'small.txt'}"))
+
+
+def test_a_corpus_that_suffices_for_every_region_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    check_data(config_of(f"text:{tmp_path / 'text.txt'}"))
+
+
+def test_a_vocabulary_without_all_bytes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="256 or more"):
+        check_data(config_of(model={"vocab": 255}))
+
+
+@pytest.mark.parametrize("name", ["syncer", "evaluator"])
+def test_a_region_cant_take_another_processs_name(name: str) -> None:
+    config = parse_config({"run": {"tokens": "1M"}, "regions": [{"name": name}]})
+    with pytest.raises(ConfigError, match="rename it"):
+        check_names(config)
+
+
+def test_processes_get_the_resolved_configuration_and_no_settings_from_the_environment(tmp_path: Path) -> None:
+    env = {"WAN_DILOCO_RUN__SEED": "2", "WAN_DILOCO_DEBUG": "1", "PATH": "/bin"}
+    assert child_environment(env) == {"WAN_DILOCO_DEBUG": "1", "PATH": "/bin"}
+    syncer, learners = process_specs(config_of(), tmp_path, resume=False)
+    assert str(tmp_path / "config.json") in syncer.first
+    assert "--resume" not in syncer.first
+    assert [spec.name for spec in learners] == ["a", "b"]
+    assert all(spec.again == (*spec.first, "--resume") for spec in (syncer, *learners))
+    assert {spec.log_path for spec in learners} == {tmp_path / "logs" / "a.log", tmp_path / "logs" / "b.log"}
+
+
+def test_a_run_that_goes_on_resumes_from_its_first_process_on(tmp_path: Path) -> None:
+    syncer, learners = process_specs(config_of(), tmp_path, resume=True)
+    assert all(spec.first[-1] == "--resume" and spec.first == spec.again for spec in (syncer, *learners))

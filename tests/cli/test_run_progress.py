@@ -1,0 +1,197 @@
+"""What a running run shows, from status answers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from wan_diloco.cli.progress import LineDisplay, TableDisplay, make_display, run_table, watch
+from wan_diloco.cli.run import result_text, resume_command
+from wan_diloco.cli.view import RunView, Since, progress_line, view_of
+from wan_diloco.clock import ManualClock
+from wan_diloco.errors import PeerUnavailable
+
+BAR = "\N{BOX DRAWINGS LIGHT VERTICAL}"
+PROCESSES = {"syncer": ("running", 0), "us-east": ("running", 0), "eu-west": ("running", 2)}
+STATUS: dict[str, Any] = {
+    "global_step": 120,
+    "total_steps": 2441,
+    "learners": [
+        {
+            "learner_id": "us-east",
+            "live": True,
+            "incarnation": 1,
+            "local_step": 121,
+            "tokens": 123_904,
+            "loss": 2.5,
+            "step_time_s": 0.02,
+        },
+        {"learner_id": "eu-west", "live": False, "incarnation": 2, "local_step": 90, "tokens": 92_160, "loss": None},
+    ],
+    "rounds": 118,
+    "participation": 0.75,
+    "waiting": {"round": "round 812: 1 of 2 learners, eu-west silent 4.1 s"},
+    "tokens_per_s": 24_100.0,
+    "traffic": {"us-east": {"uplink_bytes": 2**20, "downlink_bytes": 3 * 2**20, "control_bytes": 9}},
+    "evaluation": {"global_step": 100, "nats_per_byte": 2.314},
+}
+
+
+def view(status: dict[str, Any] | None = STATUS, processes: dict[str, tuple[str, int]] = PROCESSES) -> RunView:
+    return view_of(status, processes=processes, since=Since(), now_s=0.0)
+
+
+def plain(renderable: Any) -> str:
+    file = io.StringIO()
+    Console(file=file, width=140, color_system=None).print(renderable)
+    return file.getvalue()
+
+
+def test_a_line_says_where_the_run_is_and_for_whom_it_waits() -> None:
+    assert progress_line(view()) == (
+        "step 120/2441, 216k tokens (24.1k/s), published loss 2.314 at step 100, 118 rounds, participation 75%, "
+        "1/2 regions, eu-west away 0s, waiting: round 812: 1 of 2 learners, eu-west silent 4.1 s"
+    )
+
+
+def test_the_table_has_a_row_a_region_and_the_reason_of_waiting() -> None:
+    text = plain(run_table(view()))
+    assert "step 120/2441" in text
+    row = next(line for line in text.splitlines() if "us-east" in line)
+    cells = [cell.strip() for cell in row.split(BAR)[1:-1]]
+    assert cells == ["us-east", "live", "121", "124k", "2.500", "20ms", "1MiB", "3MiB"]
+    assert "restarted 2x" in text
+    assert "waiting: round 812" in text
+
+
+def test_what_peers_say_cannot_draw() -> None:
+    status = {**STATUS, "waiting": {"x": "[red]boo[/red] [/]"}}
+    assert "[red]boo[/red] [/]" in plain(run_table(view(status)))
+
+
+def test_a_run_whose_syncer_is_silent_still_shows_its_processes() -> None:
+    silent = view(None, {"syncer": ("restarting", 1), "us-east": ("not started", 0)})
+    assert silent.waiting == ("the syncer doesn't answer (it is restarting)",)
+    assert [region.state for region in silent.regions] == ["not started"]
+    assert "0/1 regions" in progress_line(silent)
+
+
+@pytest.mark.parametrize(
+    ("learner", "condition", "state"),
+    [
+        (None, "running", "starting"),
+        ({"learner_id": "a", "live": False, "incarnation": 0}, "running", "starting"),
+        ({"learner_id": "a", "live": True, "incarnation": 1}, "running", "live"),
+        ({"learner_id": "a", "live": False, "incarnation": 1}, "running", "away"),
+        ({"learner_id": "a", "live": True, "incarnation": 1}, "restarting", "restarting"),
+        ({"learner_id": "a", "live": False, "incarnation": 1}, "given up", "given up"),
+    ],
+)
+def test_a_regions_state_is_what_the_process_or_the_syncer_knows_best(
+    learner: dict[str, Any] | None, condition: str, state: str
+) -> None:
+    status = {"learners": [learner] if learner else []}
+    (region,) = view(status, {"syncer": ("running", 0), "a": (condition, 0)}).regions
+    assert region.state == state
+
+
+def test_a_state_lasts_until_it_changes() -> None:
+    since = Since()
+    assert since("a", "live", 10.0) == 0.0
+    assert since("a", "live", 14.0) == 4.0
+    assert since("a", "away", 15.0) == 0.0
+    assert since("a", "away", 16.5) == 1.5
+
+
+def test_an_empty_status_is_no_error() -> None:
+    assert progress_line(view({}, {"syncer": ("running", 0)})) == "step -/-, 0 tokens, 0/0 regions"
+    plain(run_table(view({})))
+
+
+def test_lines_come_now_and_then_and_never_twice() -> None:
+    clock, console = ManualClock(), Console(file=io.StringIO(), width=30, color_system=None)
+    display = LineDisplay(console, clock)
+    for step, pause_s in ((1, 1.0), (2, 4.5), (3, 5.0), (3, 1.0)):
+        display.show(RunView(global_step=step, total_steps=9))
+        clock.advance(pause_s)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.partition(",")[0] for line in lines] == ["step 1/9", "step 3/9"]
+
+
+def test_a_terminal_gets_a_table_and_a_file_gets_lines() -> None:
+    clock = ManualClock()
+    terminal = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120, _environ={})
+    assert isinstance(make_display(Console(file=io.StringIO()), clock), LineDisplay)
+    display = make_display(terminal, clock)
+    assert isinstance(display, TableDisplay)
+    with display:
+        display.show(view())
+        display.say("eu-west [died]")
+    assert "eu-west [died]" in terminal.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_watching_follows_the_address_and_survives_silence(tmp_path: Path) -> None:
+    asked: list[str] = []
+    shown: list[int | None] = []
+
+    class Screen(LineDisplay):
+        def show(self, view: RunView) -> None:
+            shown.append(view.global_step)
+            (tmp_path / "address").write_text(f"127.0.0.1:{len(shown)}\n")
+
+    async def fetch(address: str, timeout_s: float) -> dict[str, Any]:
+        asked.append(address)
+        if len(asked) == 1:
+            raise PeerUnavailable("nobody there")
+        return {"global_step": 7}
+
+    async def scene() -> None:
+        screen = Screen(Console(file=io.StringIO()), ManualClock())
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            task = group.create_task(
+                watch(
+                    screen,
+                    address_path=tmp_path / "address",
+                    processes=lambda: PROCESSES,
+                    fetch=fetch,
+                    clock=ManualClock(),
+                    poll_s=0.0,
+                )
+            )
+            while len(shown) < 3:  # noqa: ASYNC110 - the display is no event
+                await asyncio.sleep(0)
+            task.cancel()
+
+    asyncio.run(scene())
+    assert asked[:2] == ["127.0.0.1:1", "127.0.0.1:2"]
+    assert shown[:3] == [None, None, 7]
+
+
+def test_the_result_says_what_is_known_and_quotes_the_model() -> None:
+    summary = {
+        "validation_nats_per_byte": 1.91234,
+        "test_nats_per_byte": None,
+        "tokens_trained": 9_994_240,
+        "wall_s": 200.0,
+        "rounds": 2400,
+        "participation": 0.983,
+        "uplink_bits_per_parameter": 3.9,
+        "downlink_bits_per_parameter": 3.8,
+    }
+    text = result_text(summary, {"sample": "The people\n\nof"}, [Path("runs/x/report.html")])
+    assert "validation loss   1.9123 nats a byte\n" in text
+    assert "test loss" not in text
+    assert "tokens trained    9.99M\n" in text
+    assert "bits a parameter  3.90 up, 3.80 down\n" in text
+    assert "report            runs/x/report.html\n" in text
+    assert text.endswith("The published model writes:\n    The people\n\n    of")
+
+
+def test_going_on_takes_the_same_words_and_one_more() -> None:
+    command = resume_command([Path("a b.toml")], ["run.seed=3"], Path("runs/x"))
+    assert command == "wan-diloco run 'a b.toml' --set run.seed=3 --run-folder runs/x --resume"

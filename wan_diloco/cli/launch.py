@@ -1,0 +1,159 @@
+"""A run on this machine, from its folder's creation to its last process's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from wan_diloco.cli.keeper import Keeper, ProcessSpec
+from wan_diloco.cli.lives import RestartPolicy
+from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wan_diloco.cli.progress import Display
+    from wan_diloco.clock import Clock
+    from wan_diloco.config import RunConfig
+
+__all__ = ["child_environment", "launch", "process_specs"]
+
+_SETTING_PREFIX: Final = "WAN_DILOCO_"
+
+
+def child_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a run's processes: without settings, which `config.json` holds already.
+
+    A flag beats a variable; left in, the variable would beat the file that the flag went into.
+    """
+    return {name: value for name, value in env.items() if not (name.startswith(_SETTING_PREFIX) and "__" in name)}
+
+
+def process_specs(config: RunConfig, run_folder: Path, *, resume: bool) -> tuple[ProcessSpec, tuple[ProcessSpec, ...]]:
+    """The processes of a run.
+
+    Args:
+        config: The run's, which is in the folder's `config.json`.
+        run_folder: Of the run.
+        resume: Whether their first lives go on with earlier ones.
+
+    Returns:
+        The syncer, and the learners in the order of the regions.
+    """
+    folder = run_folder.absolute()
+
+    def spec(name: str, *words: str) -> ProcessSpec:
+        command = (sys.executable, "-m", "wan_diloco", words[0], str(folder / "config.json"), *words[1:])
+        command += ("--run-folder", str(folder))
+        return ProcessSpec(
+            name=name,
+            first=(*command, "--resume") if resume else command,
+            again=(*command, "--resume"),
+            log_path=folder / "logs" / f"{name}.log",
+        )
+
+    learners = tuple(spec(region.name, "learner", "--region", region.name) for region in config.regions)
+    return spec("syncer", "syncer"), learners
+
+
+def launch(
+    config: RunConfig,
+    run_folder: Path,
+    *,
+    resume: bool,
+    display: Display,
+    env: Mapping[str, str],
+    clock: Clock,
+    rng: random.Random,
+) -> Outcome:
+    """Run to the end, supervised and shown.
+
+    Ordering: after the preflight, which needs no lock; what it saw of the folder is looked at again under the lock.
+
+    Args:
+        config: The run's.
+        run_folder: Created where missing.
+        resume: Whether the run that is in the folder goes on.
+        display: Where progress is shown.
+        env: This process's environment.
+        clock: Real time.
+        rng: Chance, for the jitter of restarts.
+
+    Raises:
+        StorageLocked: Another process has the folder.
+        ConfigError: The folder can't be used.
+        StorageError: The disk is full or the system refused.
+    """
+    from wan_diloco.cli.preflight import check_folder
+    from wan_diloco.storage import FolderLock, write_text
+
+    with FolderLock(run_folder, "run"):
+        check_folder(config, run_folder, resume=resume)
+        (run_folder / "logs").mkdir(exist_ok=True)
+        # Left over from an earlier life; it must mean that this syncer listens.
+        (run_folder / "address").unlink(missing_ok=True)
+        write_text(run_folder / "config.json", config.resolved_json())
+        syncer, learners = process_specs(config, run_folder, resume=resume)
+
+        def say(text: str) -> None:
+            # A terminal that is gone must not end the run.
+            with contextlib.suppress(OSError):
+                display.say(f"wan-diloco: {text}")
+
+        supervisor = Supervisor(
+            syncer=syncer,
+            learners=learners,
+            address_path=run_folder / "address",
+            quorum=config.sync.quorum,
+            env=child_environment(env),
+            policy=RestartPolicy(),
+            patience=Patience(),
+            rng=rng,
+            clock=clock,
+            say=say,
+        )
+        with display:
+            return asyncio.run(_supervised(supervisor, display, run_folder / "address", clock))
+
+
+async def _supervised(supervisor: Supervisor, display: Display, address_path: Path, clock: Clock) -> Outcome:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _interrupt, supervisor, display, number)
+    async with asyncio.TaskGroup() as group:
+        watcher = group.create_task(_watched(supervisor, display, address_path, clock))
+        outcome = await supervisor.run()
+        watcher.cancel()
+    return outcome
+
+
+def _interrupt(supervisor: Supervisor, display: Display, number: signal.Signals) -> None:
+    with contextlib.suppress(OSError):
+        if supervisor.ending:
+            display.say("wan-diloco: ending at once")
+        else:
+            display.say("wan-diloco: ending; regions and syncer write their state (once more to hurry them)")
+    supervisor.interrupt(number)
+
+
+async def _watched(supervisor: Supervisor, display: Display, address_path: Path, clock: Clock) -> None:
+    from wan_diloco.cli.progress import watch
+    from wan_diloco.transport.status import fetch_status
+
+    def processes() -> dict[str, tuple[str, int]]:
+        return {keeper.spec.name: _shown(keeper) for keeper in (supervisor.syncer, *supervisor.learners)}
+
+    try:
+        await watch(display, address_path=address_path, processes=processes, fetch=fetch_status, clock=clock)
+    except Exception as exc:  # noqa: BLE001 - this is the supervisor, and a display must never end a run
+        with contextlib.suppress(OSError):
+            display.say(f"wan-diloco: progress isn't shown any more ({type(exc).__name__}: {exc})")
+
+
+def _shown(keeper: Keeper) -> tuple[str, int]:
+    return keeper.condition.value, keeper.restarts

@@ -1,0 +1,186 @@
+"""`wan-diloco run`: everything on this machine, one process group a region, supervised and shown."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, load
+from wan_diloco.cli.preflight import (
+    check_baseline_folder,
+    check_data,
+    check_folder,
+    check_names,
+    check_port,
+    holds_run,
+)
+from wan_diloco.errors import EXIT_OK, UsageError
+from wan_diloco.units import format_count, format_duration
+
+if TYPE_CHECKING:
+    from wan_diloco.cli.supervise import Outcome
+    from wan_diloco.config import RunConfig
+
+__all__ = ["Baseline", "register", "result_text", "resume_command", "run"]
+
+
+class Baseline(StrEnum):
+    """What a run is compared with."""
+
+    ALONE = "alone"
+    DATA_PARALLEL = "data-parallel"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog="Example: wan-diloco run deploy/demo.toml --set run.tokens=2M")(run)
+
+
+def run(
+    files: ConfigFiles,
+    overrides: Overrides = None,
+    *,
+    run_folder: Annotated[
+        Path | None, typer.Option("--run-folder", metavar="DIR", help="Where to keep the run, instead of run.folder.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in the folder.")] = False,
+    baseline: Annotated[
+        Baseline | None,
+        typer.Option("--baseline", help="Train the same model the ordinary way instead, to compare with."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train one model across all regions of a configuration, on this machine.
+
+    Starts a syncer and a learner a region, keeps them alive, and shows how they do. Ctrl-C ends the run
+    cleanly, and --resume goes on with it.
+    """
+    if baseline is not None and resume:
+        raise UsageError("a baseline can't be resumed: leave --resume or --baseline out")
+    config = load(files, overrides).config
+    if baseline is not None:
+        _run_baseline(config, baseline, run_folder, as_json=as_json)
+        return
+
+    folder = run_folder or config.run.folder_path
+    outcome = _run_here(config, folder, resume=resume)
+    if outcome.exit_code == EXIT_OK:
+        _print_result(folder, as_json=as_json)
+        return
+    if outcome.problem:
+        typer.echo(f"wan-diloco: {outcome.problem}", err=True)
+    typer.echo(f"wan-diloco: logs are in {folder / 'logs'}", err=True)
+    if holds_run(folder):
+        typer.echo(f"wan-diloco: go on with {resume_command(files, overrides, run_folder)}", err=True)
+    raise typer.Exit(outcome.exit_code)
+
+
+def resume_command(files: Sequence[Path], overrides: Sequence[str] | None, run_folder: Path | None) -> str:
+    """What to type to go on with a run that was started with these arguments."""
+    words = ["wan-diloco", "run", *map(str, files)]
+    for override in overrides or ():
+        words += ["--set", override]
+    if run_folder is not None:
+        words += ["--run-folder", str(run_folder)]
+    return shlex.join([*words, "--resume"])
+
+
+def result_text(summary: Mapping[str, Any], evaluation: Mapping[str, Any], files: Sequence[Path]) -> str:
+    """What a finished run came to, for a person.
+
+    Args:
+        summary: Of `summary.json`; what is missing or null there isn't said.
+        evaluation: Of `evaluation.json`; may be empty.
+        files: Where there is more to read.
+    """
+    rows = [
+        ("validation loss", "{:.4f} nats a byte", ("validation_nats_per_byte",)),
+        ("test loss", "{:.4f} nats a byte", ("test_nats_per_byte",)),
+        ("tokens trained", "{}", ("tokens_trained",)),
+        ("tokens trained", "{}", ("tokens",)),
+        ("time", "{}", ("wall_s",)),
+        ("rounds", "{}", ("rounds",)),
+        ("participation", "{:.1%}", ("participation",)),
+        ("bits a parameter", "{:.2f} up, {:.2f} down", ("uplink_bits_per_parameter", "downlink_bits_per_parameter")),
+    ]
+    lines = []
+    for label, form, keys in rows:
+        values = [_readable(key, summary.get(key)) for key in keys]
+        if None not in values:
+            lines.append(f"{label:<18}{form.format(*values)}")
+    lines += [f"{path.stem:<18}{path}" for path in files]
+    if evaluation.get("sample"):
+        lines += [
+            "",
+            "The published model writes:",
+            *(f"    {line}".rstrip() for line in evaluation["sample"].splitlines()),
+        ]
+    return "\n".join(lines)
+
+
+def _run_here(config: RunConfig, folder: Path, *, resume: bool) -> Outcome:
+    import random
+
+    from rich.console import Console
+
+    from wan_diloco.cli.launch import launch
+    from wan_diloco.cli.progress import make_display
+    from wan_diloco.clock import SystemClock
+    from wan_diloco.config import process_environment
+
+    check_names(config)
+    check_folder(config, folder, resume=resume)
+    check_port(config)
+    check_data(config)
+    clock = SystemClock()
+    return launch(
+        config,
+        folder,
+        resume=resume,
+        display=make_display(Console(stderr=True), clock),
+        env=process_environment(),
+        clock=clock,
+        rng=random.Random(),
+    )
+
+
+def _print_result(folder: Path, *, as_json: bool) -> None:
+    from wan_diloco.storage import read_json
+
+    summary = read_json(folder / "summary.json")
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+        return
+    files = [path for name in ("summary.json", "report.html") if (path := folder / name).exists()]
+    evaluation = folder / "evaluation.json"
+    typer.echo(result_text(summary, read_json(evaluation) if evaluation.exists() else {}, files))
+
+
+def _run_baseline(config: RunConfig, baseline: Baseline, run_folder: Path | None, *, as_json: bool) -> None:
+    from wan_diloco.learner.baseline import BaselineMode, run_baseline
+    from wan_diloco.storage import FolderLock
+
+    folder = run_folder or Path(f"{config.run.folder}-{baseline.value}")
+    check_baseline_folder(folder)
+    check_data(config)
+    with FolderLock(folder, f"{baseline.value} baseline"):
+        check_baseline_folder(folder)
+        typer.echo(f"wan-diloco: training the {baseline.value} baseline in {folder}", err=True)
+        exit_code = run_baseline(config, BaselineMode(baseline.value), folder)
+    if exit_code != EXIT_OK:
+        raise typer.Exit(exit_code)
+    _print_result(folder, as_json=as_json)
+
+
+def _readable(key: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if key in {"tokens_trained", "tokens"}:
+        return format_count(value)
+    return format_duration(value) if key == "wall_s" else value

@@ -1,0 +1,205 @@
+"""What a person is shown of a run: values picked out of the syncer's status, and one line of text of them.
+
+Pure, and forgiving about what a status lacks: a display must not end a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wan_diloco.units import format_count, format_duration, format_size
+
+__all__ = ["RegionView", "RunView", "Since", "facts", "progress_line", "region_cells", "view_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionView:
+    """One region as it is shown.
+
+    Attributes:
+        state: "live", "away", or how its process is, where that says more.
+        since_s: How long it has been in that state.
+        loss: Of its newest step, nats a token.
+        uplink_bytes, downlink_bytes: Cumulative over the run.
+        restarts: How often its process was started again.
+    """
+
+    name: str
+    state: str
+    since_s: float
+    local_step: int | None = None
+    tokens: int | None = None
+    loss: float | None = None
+    step_time_s: float | None = None
+    uplink_bytes: int | None = None
+    downlink_bytes: int | None = None
+    restarts: int = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether the syncer counts it among the live."""
+        return self.state == "live"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run as it is shown.
+
+    Attributes:
+        published_loss: Of the published model at its last evaluation, nats a byte.
+        published_step: The global step of that model.
+        participation: 0 to 1.
+        waiting: For whom or what is waited and why, one sentence each.
+    """
+
+    global_step: int | None = None
+    total_steps: int | None = None
+    tokens: int = 0
+    tokens_per_s: float | None = None
+    published_loss: float | None = None
+    published_step: int | None = None
+    rounds: int | None = None
+    participation: float | None = None
+    regions: tuple[RegionView, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
+class Since:
+    """Remembers since when each thing has been as it is. Owned by whoever watches."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._states: dict[str, tuple[str, float]] = {}
+
+    def __call__(self, name: str, state: str, now_s: float) -> float:
+        """How long `name` has been in `state`, which it is in now."""
+        old = self._states.get(name)
+        if old is None or old[0] != state:
+            self._states[name] = (state, now_s)
+            return 0.0
+        return now_s - old[1]
+
+
+def view_of(
+    status: Mapping[str, Any] | None,
+    *,
+    processes: Mapping[str, tuple[str, int]],
+    since: Since,
+    now_s: float,
+) -> RunView:
+    """Pick out what is shown.
+
+    Args:
+        status: The syncer's answer; None when it doesn't answer.
+        processes: For the syncer and each region, in the order to show: the condition of its process, and restarts.
+        since: Remembers from view to view.
+        now_s: The watcher's clock.
+    """
+    told: Mapping[str, Any] = status or {}
+    learners = {str(learner.get("learner_id")): learner for learner in told.get("learners") or ()}
+    regions = tuple(
+        _region(name, process, learners.get(name), told, since=since, now_s=now_s)
+        for name, process in processes.items()
+        if name != "syncer"
+    )
+    evaluation: Mapping[str, Any] = told.get("evaluation") or {}
+    return RunView(
+        global_step=told.get("global_step"),
+        total_steps=told.get("total_steps"),
+        tokens=sum(region.tokens or 0 for region in regions),
+        tokens_per_s=told.get("tokens_per_s"),
+        published_loss=evaluation.get("nats_per_byte"),
+        published_step=evaluation.get("global_step"),
+        rounds=told.get("rounds"),
+        participation=told.get("participation"),
+        regions=regions,
+        waiting=tuple(_waiting(status, processes.get("syncer", ("", 0))[0])),
+    )
+
+
+def _region(
+    name: str,
+    process: tuple[str, int],
+    learner: Mapping[str, Any] | None,
+    told: Mapping[str, Any],
+    *,
+    since: Since,
+    now_s: float,
+) -> RegionView:
+    condition, restarts = process
+    if condition == "running":
+        state = "starting" if learner is None or not learner.get("incarnation") else "away"
+        state = "live" if learner is not None and learner.get("live") else state
+    else:
+        state = condition
+    about = learner or {}
+    traffic: Mapping[str, Any] = (told.get("traffic") or {}).get(name) or {}
+    return RegionView(
+        name=name,
+        state=state,
+        since_s=since(name, state, now_s),
+        local_step=about.get("local_step"),
+        tokens=about.get("tokens"),
+        loss=about.get("loss"),
+        step_time_s=about.get("step_time_s"),
+        uplink_bytes=traffic.get("uplink_bytes"),
+        downlink_bytes=traffic.get("downlink_bytes"),
+        restarts=restarts,
+    )
+
+
+def _waiting(status: Mapping[str, Any] | None, syncer: str) -> list[str]:
+    if status is None:
+        return [f"the syncer doesn't answer (it is {syncer})" if syncer != "running" else "the syncer isn't up yet"]
+    reasons = {**(status.get("reasons") or {}), **(status.get("waiting") or {})}
+    return [text for _, text in sorted(reasons.items()) if text]
+
+
+def facts(view: RunView) -> list[str]:
+    """What there is to say about the run as a whole, in the order of interest."""
+    rate = f" ({format_count(view.tokens_per_s)}/s)" if view.tokens_per_s else ""
+    said = [
+        f"step {_or_dash(view.global_step)}/{_or_dash(view.total_steps)}",
+        f"{format_count(view.tokens)} tokens{rate}",
+    ]
+    if view.published_loss is not None:
+        said.append(f"published loss {view.published_loss:.3f} at step {_or_dash(view.published_step)}")
+    if view.rounds is not None:
+        said.append(f"{view.rounds} rounds")
+    if view.participation is not None:
+        said.append(f"participation {view.participation:.0%}")
+    return said
+
+
+def progress_line(view: RunView) -> str:
+    """A run's progress as one line of plain text."""
+    said = [*facts(view), f"{sum(region.live for region in view.regions)}/{len(view.regions)} regions"]
+    said += [f"{region.name} {region.state} {_lasting(region.since_s)}" for region in view.regions if not region.live]
+    if view.waiting:
+        said.append(f"waiting: {'; '.join(view.waiting)}")
+    return ", ".join(said)
+
+
+def region_cells(region: RegionView) -> tuple[str, ...]:
+    """A region's figures as text, in the order of the table's columns."""
+    state = region.state if region.live else f"{region.state} {_lasting(region.since_s)}"
+    return (
+        region.name,
+        f"{state} (restarted {region.restarts}x)" if region.restarts else state,
+        _or_dash(region.local_step),
+        _or_dash(region.tokens, format_count),
+        _or_dash(region.loss, "{:.3f}".format),
+        _or_dash(region.step_time_s, format_duration),
+        _or_dash(region.uplink_bytes, format_size),
+        _or_dash(region.downlink_bytes, format_size),
+    )
+
+
+def _lasting(duration_s: float) -> str:
+    return f"{duration_s:.0f}s" if duration_s < 60 else format_duration(duration_s)
+
+
+def _or_dash(value: Any, form: Any = str) -> str:
+    return "-" if value is None else str(form(value))
