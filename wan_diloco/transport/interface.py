@@ -79,8 +79,8 @@ class Session(Protocol):
     async def send_update(self, header: UpdateHeader, segments: Sequence[Frames]) -> None:
         """Send an update; returns when its last byte was handed to the network.
 
-        Updates of a session go one after the other, the one asked for first first. Cancelling one that
-        has begun ends the session, since its remains can't be told apart from the next.
+        Updates of a session go one after the other, in the order of the calls. One that has begun goes on
+        to its end also when the caller is cancelled, since a half couldn't be told from the next.
 
         Args:
             header: What it is.
@@ -115,9 +115,7 @@ class SyncerHandler(Protocol):
         """Whether the bytes of a contribution may come; memory for them is taken right after."""
         ...
 
-    def upload_complete(
-        self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int
-    ) -> None:
+    def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int) -> None:
         """All bytes of a contribution are here, each with a good checksum. The handler owns the buffers.
 
         Args:
@@ -128,9 +126,7 @@ class SyncerHandler(Protocol):
         """
         ...
 
-    def upload_failed(
-        self, session: Session, header: ContributionHeader, reason: RefusalReason, detail: str
-    ) -> None:
+    def upload_failed(self, session: Session, header: ContributionHeader, reason: RefusalReason, detail: str) -> None:
         """An accepted contribution's bytes turned out bad beyond repair. A broken stream isn't this."""
         ...
 

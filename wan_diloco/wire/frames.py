@@ -22,14 +22,16 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wan_diloco.errors import DecodeError
 from wan_diloco.wire.compression import compress, decompress
 from wan_diloco.wire.coverage import Coverage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "CHUNK_BYTES_DEFAULT",
@@ -88,7 +90,8 @@ def pack(
     """Cut two buffers into messages.
 
     Args:
-        codes, scales: uint8, 1-D, of any length.
+        codes: uint8, 1-D, of any length.
+        scales: The same.
         chunk_bytes: Raw bytes a frame, 1..CHUNK_BYTES_MAX; a message is two frame headers longer at most.
         zstd: Whether to compress chunks that get at least 3 % smaller by it.
 
@@ -164,9 +167,7 @@ def _parse(message: bytes) -> Iterator[_Frame]:
         end = FRAME_HEADER_BYTES + stored_bytes
         if end > len(view):
             raise DecodeError("bad_checksum", "a frame is cut short")
-        yield _Frame(
-            buffer, flags, offset, raw_bytes, view[: _HEADER.size], view[FRAME_HEADER_BYTES:end], crc
-        )
+        yield _Frame(buffer, flags, offset, raw_bytes, view[: _HEADER.size], view[FRAME_HEADER_BYTES:end], crc)
         view = view[end:]
 
 

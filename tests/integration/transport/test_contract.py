@@ -1,0 +1,460 @@
+"""What every transport must do; run over each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.transport import (
+    RecordingHandler,
+    contribution,
+    hello,
+    random_buffers,
+    same,
+    update,
+    within,
+)
+from wan_diloco.errors import PeerUnavailable, TransportError
+from wan_diloco.protocol.messages import (
+    Acknowledged,
+    Goodbye,
+    LearnerMessage,
+    Pace,
+    RefusalReason,
+    Report,
+    Start,
+    SyncerMessage,
+)
+from wan_diloco.transport.interface import Connection, Session
+from wan_diloco.units import FragmentId, GlobalStep, LocalStep
+from wan_diloco.wire.frames import Buffers, pack
+
+if TYPE_CHECKING:
+    from conftest import Runner, World
+
+START = Start(global_step=GlobalStep(0), anchor=0)
+
+
+def pace(step: int) -> Pace:
+    return Pace(global_step=GlobalStep(step), anchor=-step)
+
+
+def report(step: int) -> Report:
+    return Report(local_step=LocalStep(step), tokens=step, step_time_s=0.1, loss=None, learning_rate=1e-3, fragments=())
+
+
+def acknowledged(step_hi: int) -> Acknowledged:
+    return Acknowledged(fragment_id=FragmentId(1), step_lo=LocalStep(0), step_hi=LocalStep(step_hi))
+
+
+async def collect(connection: Connection, into: list[SyncerMessage]) -> str:
+    try:
+        async for message in connection.messages():
+            into.append(message)
+    except TransportError as problem:
+        return str(problem)
+    raise AssertionError("messages end by raising")
+
+
+async def connected(world: World, handler: RecordingHandler) -> tuple[Connection, Session]:
+    connection = world.connection()
+    await within(connection.connect())
+    await within(handler.until(lambda: len(handler.sessions) > len(handler.ended)))
+    return connection, handler.sessions[-1]
+
+
+def test_messages_arrive_in_order_both_ways(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler(on_said=lambda session, message: session.send(acknowledged(len(handler.heard))))
+        server = await world.start(handler)
+        connection, _ = await connected(world, handler)
+        said: list[LearnerMessage] = [hello(), *(Goodbye(reason=str(number)) for number in range(20))]
+        for message in said:
+            connection.send(message)
+        answers = [message async for message in take(connection, len(said))]
+        assert handler.heard == said
+        assert answers == [acknowledged(number + 1) for number in range(len(said))]
+        assert connection.counters.control_bytes == handler.sessions[0].counters.control_bytes > 0
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+async def take(connection: Connection, number: int):  # type: ignore[no-untyped-def]
+    stream = connection.messages()
+    for _ in range(number):
+        yield await within(anext(stream))
+
+
+def test_an_unsent_report_or_pace_is_replaced_by_a_newer_one(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        for step in range(1, 50):
+            connection.send(report(step))
+            session.send(pace(step))
+        connection.send(Goodbye(reason="last"))
+        session.send(START)
+        answers = [message async for message in take(connection, 2)]
+        assert answers == [pace(49), START]
+        await within(handler.until(lambda: len(handler.heard) == 2))
+        assert handler.heard == [report(49), Goodbye(reason="last")]
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_what_was_said_before_closing_arrives_with_the_reason(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        session.send(START)
+        session.send(acknowledged(5))
+        session.close("fenced by a newer life")
+        session.send(acknowledged(6))
+        got: list[SyncerMessage] = []
+        assert "fenced by a newer life" in await within(collect(connection, got))
+        assert got == [START, acknowledged(5)]
+        await within(handler.until(lambda: bool(handler.ended)))
+        assert handler.ended == ["fenced by a newer life"]
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("iterating", [False, True])
+def test_a_goodbye_sent_right_before_closing_arrives(run: Runner, *, iterating: bool) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        got: list[SyncerMessage] = []
+        async with asyncio.TaskGroup() as group:
+            if iterating:
+                group.create_task(within(collect(connection, got)))
+                session.send(START)
+                await asyncio.sleep(0)
+            connection.send(Goodbye(reason="done"))
+            await within(connection.close())
+        await within(handler.until(lambda: bool(handler.ended)))
+        assert handler.heard == [Goodbye(reason="done")]
+        assert handler.ended == ["the learner left"]
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_a_contribution_arrives_whole(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        buffers = random_buffers(3_000_001, 46_876)
+        frames = pack(buffers.codes, buffers.scales, chunk_bytes=2**18)
+        header = contribution(3_000_001, 46_876)
+        assert await within(connection.upload(header, frames, 0.0))
+        ((got, payload, wire_bytes),) = handler.complete
+        assert got == header
+        assert same(payload, buffers)
+        assert wire_bytes == connection.counters.uplink_bytes == session.counters.uplink_bytes
+        assert sum(map(len, frames)) < wire_bytes < sum(map(len, frames)) + 100
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_a_small_contribution_costs_little_more_than_its_payload(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, _ = await connected(world, handler)
+        buffers = random_buffers(3350, 106)
+        frames = pack(buffers.codes, buffers.scales, zstd=False)
+        assert len(frames) == 1
+        assert await within(connection.upload(contribution(), frames, 0.0))
+        assert connection.counters.uplink_bytes < 3350 + 106 + 120
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_a_refused_contribution_sends_no_payload(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler(accept=False)
+        server = await world.start(handler)
+        connection, _ = await connected(world, handler)
+        buffers = random_buffers(3350, 106)
+        assert not await within(connection.upload(contribution(), pack(buffers.codes, buffers.scales), 0.0))
+        assert len(handler.offered) == 1
+        assert connection.counters.uplink_bytes < 100
+        assert not handler.complete
+        assert not handler.failed
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_an_empty_contribution_arrives(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, _ = await connected(world, handler)
+        assert await within(connection.upload(contribution(0, 0), [], 0.0))
+        assert len(handler.complete) == 1
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_a_contribution_beyond_the_limit_fails_without_taking_memory(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, _ = await connected(world, handler)
+        assert not await within(connection.upload(contribution(2**50, 0), [], 0.0))
+        assert [reason for reason, _ in handler.failed] == [RefusalReason.WRONG_LENGTH]
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def damage(message: bytes) -> bytes:
+    return message[:-1] + bytes([message[-1] ^ 1])
+
+
+def test_a_contribution_damaged_for_good_fails_with_its_reason(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, _ = await connected(world, handler)
+        buffers = random_buffers(100_000, 106)
+        frames = pack(buffers.codes, buffers.scales, chunk_bytes=2**14)
+        frames[3] = damage(frames[3])
+        assert not await within(connection.upload(contribution(100_000, 106), frames, 0.0))
+        assert [reason for reason, _ in handler.failed] == [RefusalReason.BAD_CHECKSUM]
+        assert not handler.complete
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_a_chunk_damaged_on_the_way_is_asked_for_again(run: Runner) -> None:
+    class Flaky(list[bytes]):
+        """Frames of which some are bad, each the first time it is looked at."""
+
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            self.rounds = getattr(self, "rounds", -2) + 1
+            # The first look only measures.
+            return iter(
+                [
+                    damage(frame) if self.rounds == 0 and index in (1, 2, 5) else frame
+                    for index, frame in enumerate(super().__iter__())
+                ]
+            )
+
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, _ = await connected(world, handler)
+        buffers = random_buffers(100_000, 106)
+        frames = Flaky(pack(buffers.codes, buffers.scales, chunk_bytes=2**14))
+        assert await within(connection.upload(contribution(100_000, 106), frames, 0.0))
+        assert same(handler.complete[0][1], buffers)
+        again = sum(len(frame) for index, frame in enumerate(frames) if index in (1, 2, 5))
+        assert connection.counters.uplink_bytes < sum(map(len, frames)) + again + 100
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_a_cancelled_upload_goes_on_where_it_stopped_on_a_new_connection(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        buffers = random_buffers(1_000_000, 106)
+        frames = pack(buffers.codes, buffers.scales, chunk_bytes=2**16)
+        header = contribution(1_000_000, 106)
+        half = sum(map(len, frames)) // 2
+        async with asyncio.TaskGroup() as group:
+            # Spread so that it can't be over before it is cancelled.
+            uploading = group.create_task(connection.upload(header, frames, 3.0))
+            while session.counters.uplink_bytes < half:
+                await asyncio.sleep(0.01)
+            uploading.cancel()
+        await within(connection.close())
+        await within(handler.until(lambda: len(handler.ended) == 1))
+        connection, session = await connected(world, handler)
+        assert await within(connection.upload(header, frames, 0.0))
+        assert session.counters.uplink_bytes < half + 2**17
+        assert same(handler.complete[0][1], buffers)
+        assert handler.complete[0][2] < sum(map(len, frames)) + 2**17
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_updates_arrive_whole_and_in_the_order_sent(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        big, small, value = random_buffers(1_500_000, 777), random_buffers(5, 0), random_buffers(70_000, 2)
+
+        def packed(buffers: Buffers) -> list[bytes]:
+            return pack(buffers.codes, buffers.scales, chunk_bytes=2**18)
+
+        first, second = update((1_500_000, 777), (0, 0), (5, 0)), update((70_000, 2), fragment_id=3)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(session.send_update(first, [packed(big), [], packed(small)]))
+            group.create_task(session.send_update(second, [packed(value)]))
+            updates = connection.updates()
+            header, segments = await within(anext(updates))
+            assert header == first
+            assert same(segments[0], big)
+            assert segments[1].codes.size == 0
+            assert same(segments[2], small)
+            header, segments = await within(anext(updates))
+            assert header == second
+            assert same(segments[0], value)
+        assert connection.counters.downlink_bytes == session.counters.downlink_bytes
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_control_passes_bulk(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        session.set_downlink_rate(1e6)
+        buffers = random_buffers(2_000_000, 0)
+        messages = connection.messages()
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(
+                session.send_update(update((2_000_000, 0)), [pack(buffers.codes, buffers.scales)])
+            )
+            while session.counters.downlink_bytes == 0:
+                await asyncio.sleep(0.001)
+            session.send(START)
+            assert await within(anext(messages)) == START
+            assert not sending.done()
+            _, (got,) = await within(anext(connection.updates()))
+            assert same(got, buffers)
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_everything_of_a_session_ends_with_it(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        buffers = random_buffers(1_000_000, 106)
+        frames = pack(buffers.codes, buffers.scales, chunk_bytes=2**16)
+        async with asyncio.TaskGroup() as group:
+            saying = group.create_task(collect(connection, []))
+            uploading = group.create_task(ends(connection.upload(contribution(1_000_000, 106), frames, 1000.0)))
+            updating = group.create_task(ends(anext(connection.updates())))
+            session.set_downlink_rate(1.0)
+            sending = group.create_task(ends(session.send_update(update((1_000_000, 106)), [frames])))
+            await within(handler.until(lambda: bool(handler.offered)))
+            session.close("enough")
+            assert "enough" in await within(saying)
+            await within(uploading)
+            await within(updating)
+            await within(sending)
+        with pytest.raises(TransportError):
+            await within(session.send_update(update((1_000_000, 106)), [frames]))
+        with pytest.raises(TransportError):
+            await within(connection.upload(contribution(1_000_000, 106), frames, 0.0))
+        session.send(START)
+        connection.send(hello())
+        assert len(handler.ended) == 1
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+async def ends(work) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TransportError):
+        await work
+
+
+def test_stopping_says_so_and_ends_every_session(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        got: list[SyncerMessage] = []
+        async with asyncio.TaskGroup() as group:
+            saying = group.create_task(collect(connection, got))
+            session.send(START)
+            await within(server.stop(5.0))
+            assert handler.ended == ["the syncer is stopping"]
+            assert "the syncer is stopping" in await within(saying)
+        assert got == [START]
+        await within(connection.close())
+        with pytest.raises(PeerUnavailable):
+            await within(world.connection().connect())
+
+    run(scenario)
+
+
+def test_nobody_is_there(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(PeerUnavailable):
+            await within(world.connection().connect())
+        with pytest.raises(PeerUnavailable):
+            await within(world.status())
+
+    run(scenario)
+
+
+def test_sessions_are_bounded_and_numbers_are_never_used_again(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        first = [await connected(world, handler) for _ in range(3)]
+        with pytest.raises(PeerUnavailable, match="3 sessions"):
+            await within(world.connection().connect())
+        for connection, _ in first:
+            await within(connection.close())
+        await within(handler.until(lambda: len(handler.ended) == 3))
+        connection, _ = await connected(world, handler)
+        numbers = [session.session for session in handler.sessions]
+        assert sorted(set(numbers)) == numbers
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_the_status_is_told(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        server = await world.start(RecordingHandler())
+        assert await within(world.status()) == {"heard": 0}
+        await within(server.stop(1.0))
+
+    run(scenario)

@@ -1,0 +1,158 @@
+"""Two worlds that transports are tested in, a handler that remembers, and things to send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wan_diloco.protocol.messages import (
+    ContributionHeader,
+    ContributionKey,
+    Hello,
+    LearnerMessage,
+    MergedNote,
+    RefusalReason,
+    SegmentKind,
+    UpdateHeader,
+    UpdateSegment,
+)
+from wan_diloco.transport.interface import Session
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
+from wan_diloco.wire.frames import Buffers
+
+_Found = TypeVar("_Found")
+
+EAST = LearnerId("us-east")
+
+
+def hello(learner: str = "us-east") -> Hello:
+    return Hello(
+        protocol_version=1,
+        run="a-run",
+        learner_id=LearnerId(learner),
+        incarnation=Incarnation(0),
+        layout=("embed f32 256,64", "head f32 64,256"),
+        settings=(("model.dim", "64"),),
+        initial_digests=("abc", "def"),
+        local_step=LocalStep(0),
+        tokens=0,
+    )
+
+
+def contribution(codes_bytes: int = 3350, scales_bytes: int = 106, *, step_hi: int = 124) -> ContributionHeader:
+    return ContributionHeader(
+        key=ContributionKey(
+            learner_id=EAST, incarnation=Incarnation(3), fragment_id=FragmentId(7), step_lo=LocalStep(100)
+        ),
+        round_id=RoundId(812),
+        attempt=1,
+        base=Version(Epoch(0), 33),
+        step_hi=LocalStep(step_hi),
+        tokens_lo=102_400,
+        tokens_hi=126_976,
+        unit_hi=124,
+        codec="int4",
+        codes_bytes=codes_bytes,
+        scales_bytes=scales_bytes,
+    )
+
+
+def segment(frm: int, to: int, codes_bytes: int, scales_bytes: int) -> UpdateSegment:
+    return UpdateSegment(
+        kind=SegmentKind.DIFFERENCE,
+        from_version=Version(Epoch(0), frm),
+        to_version=Version(Epoch(0), to),
+        digest="0123abcd",
+        codec="int4",
+        codes_bytes=codes_bytes,
+        scales_bytes=scales_bytes,
+        merged=(MergedNote(learner_id=EAST, incarnation=Incarnation(1), step_lo=LocalStep(1), step_hi=LocalStep(5)),),
+    )
+
+
+def update(*sizes: tuple[int, int], fragment_id: int = 7) -> UpdateHeader:
+    return UpdateHeader(
+        fragment_id=FragmentId(fragment_id),
+        resync=0,
+        segments=tuple(segment(index, index + 1, *size) for index, size in enumerate(sizes)),
+    )
+
+
+def random_bytes(size: int, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def random_buffers(codes_bytes: int, scales_bytes: int, seed: int = 0) -> Buffers:
+    """Codes that zstd can't shrink, scales that it can."""
+    scales = random_bytes(scales_bytes, seed + 1) & 15
+    return Buffers(codes=random_bytes(codes_bytes, seed), scales=scales)
+
+
+def same(ours: Buffers, theirs: Buffers) -> bool:
+    return np.array_equal(ours.codes, theirs.codes) and np.array_equal(ours.scales, theirs.scales)
+
+
+@dataclass
+class RecordingHandler:
+    """A `SyncerHandler` that writes down what it is told, and lets tests wait for it."""
+
+    accept: bool = True
+    sessions: list[Session] = field(default_factory=list)
+    heard: list[LearnerMessage] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    offered: list[ContributionHeader] = field(default_factory=list)
+    complete: list[tuple[ContributionHeader, Buffers, int]] = field(default_factory=list)
+    failed: list[tuple[RefusalReason, str]] = field(default_factory=list)
+    on_said: Callable[[Session, LearnerMessage], None] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def connected(self, session: Session) -> None:
+        self.sessions.append(session)
+        self.changed.set()
+
+    def said(self, session: Session, message: LearnerMessage) -> None:
+        self.heard.append(message)
+        if self.on_said is not None:
+            self.on_said(session, message)
+        self.changed.set()
+
+    def disconnected(self, session: Session, reason: str) -> None:
+        assert session in self.sessions
+        self.ended.append(reason)
+        self.changed.set()
+
+    async def upload_offered(self, session: Session, header: ContributionHeader) -> bool:
+        assert session in self.sessions
+        self.offered.append(header)
+        self.changed.set()
+        return self.accept
+
+    def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int) -> None:
+        assert session in self.sessions
+        self.complete.append((header, payload, wire_bytes))
+        self.changed.set()
+
+    def upload_failed(self, session: Session, header: ContributionHeader, reason: RefusalReason, detail: str) -> None:
+        assert session in self.sessions
+        assert header in self.offered
+        self.failed.append((reason, detail))
+        self.changed.set()
+
+    def status(self) -> dict[str, object]:
+        return {"heard": len(self.heard)}
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something that was told makes this true."""
+        while not holds():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+async def within(awaited: Awaitable[_Found], timeout_s: float = 30.0) -> _Found:
+    """A bound against hanging; it fails the test, it never decides one."""
+    return await asyncio.wait_for(awaited, timeout_s)

@@ -1,0 +1,201 @@
+"""A learner's end of its connection, whatever network carries it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from wan_diloco.errors import AuthError, DecodeError, PeerUnavailable, TransportError
+from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, Report, SyncerMessage, UpdateHeader
+from wan_diloco.transport.interface import Counters, Frames
+from wan_diloco.transport.lifetime import Lifetime
+from wan_diloco.transport.options import ConnectionOptions
+from wan_diloco.transport.outbox import Outbox
+from wan_diloco.transport.pacer import Pacer
+from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, ClientStream, Dialer, Metadata, Method
+from wan_diloco.transport.updating import read_updates
+from wan_diloco.transport.uploading import send_upload
+from wan_diloco.wire.convert import decode_syncer, encode_learner
+from wan_diloco.wire.frames import Buffers
+
+__all__ = ["ClientConnection"]
+
+
+class ClientConnection:
+    """Implements `interface.Connection`; used once, on one event loop. It starts no tasks of its own.
+
+    Args:
+        dialer: Opens calls; owned by this connection from now on.
+        pacer: Of the uplink; shared with the connections before and after.
+        options: Timeouts and limits.
+    """
+
+    def __init__(self, dialer: Dialer, pacer: Pacer, options: ConnectionOptions) -> None:
+        """Not connected yet."""
+        self._dialer = dialer
+        self._pacer = pacer
+        self._options = options
+        self._counters = Counters()
+        self._outbox = Outbox(Report, options.outbox_max)
+        self._control: ClientStream | None = None
+        self._download: ClientStream | None = None
+        self._credentials: Metadata = {}
+        self._lifetime = Lifetime()
+        self._closing = False
+        # Whether `messages` is reading right now, and that it has read.
+        self._reading = False
+        self._read = asyncio.Event()
+
+    @property
+    def counters(self) -> Counters:
+        """What this connection moved so far."""
+        return self._counters
+
+    async def connect(self) -> None:
+        """Open the session.
+
+        Raises:
+            PeerUnavailable: Nobody answers; trying again later makes sense.
+            AuthError: The peer refuses us, or we it; trying again doesn't.
+        """
+        if self._control is not None:
+            raise AssertionError("a connection is used once")
+        self._control = self._dialer.control(self._outgoing())
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                metadata = await self._control.accepted()
+        except TimeoutError as problem:
+            await self._dialer.close()
+            raise PeerUnavailable(f"no answer within {self._options.connect_timeout_s:g} s") from problem
+        except (AuthError, PeerUnavailable):
+            await self._dialer.close()
+            raise
+        except TransportError as problem:
+            await self._dialer.close()
+            raise PeerUnavailable(str(problem)) from problem
+        except asyncio.CancelledError:
+            await self._dialer.close()
+            raise
+        self._credentials = {key: metadata.get(key, "") for key in (SESSION_KEY, TOKEN_KEY)}
+        self._download = self._dialer.call(Method.DOWNLOAD, self._credentials)
+
+    def send(self, message: LearnerMessage) -> None:
+        """Queue a control message; never blocks."""
+        if not self._outbox.put(message, encode_learner(message)):
+            self._lose("the syncer doesn't read what it is told")
+
+    async def messages(self) -> AsyncIterator[SyncerMessage]:
+        """What the syncer says, in order; ends by raising.
+
+        Raises:
+            TransportError: The connection is lost, or was closed by either end.
+        """
+        control = _opened(self._control)
+        while not self._closing:
+            yield await self._next_message(control)
+        # Whoever closes is still waiting for what is queued to leave: the call must not be cancelled here.
+        raise TransportError("closed")
+
+    async def updates(self) -> AsyncIterator[tuple[UpdateHeader, list[Buffers]]]:
+        """Updates that came whole, with the buffers of each of their segments; ends by raising.
+
+        Raises:
+            TransportError: The connection is lost, or was closed by either end.
+        """
+        incoming = read_updates(_opened(self._download), self._counters, self._options.payload_bytes_max)
+        try:
+            while True:
+                with self._lifetime.bound():
+                    update = await anext(incoming, None)
+                if update is None:
+                    raise TransportError("the syncer ended the download call")
+                yield update
+        except TransportError as problem:
+            self._lose(str(problem))
+            raise
+
+    async def upload(self, header: ContributionHeader, frames: Frames, spread_s: float) -> bool:
+        """Send a contribution, until the syncer has it whole; it may be cancelled at any time.
+
+        Returns:
+            False if the syncer refused it; a control message tells why.
+
+        Raises:
+            TransportError: The stream broke.
+        """
+        _opened(self._control)
+        with self._lifetime.bound():
+            stream = self._dialer.call(Method.UPLOAD, self._credentials)
+            try:
+                return await send_upload(stream, header, frames, spread_s, self._pacer, self._counters)
+            finally:
+                stream.cancel()
+
+    async def close(self) -> None:
+        """Leave, after the control messages queued so far have left (for a bounded time); idempotent."""
+        self._outbox.close()
+        self._closing = True
+        try:
+            if self._control is not None and self._credentials and self._lifetime.reason is None:
+                async with asyncio.timeout(self._options.close_timeout_s):
+                    await self._drain(self._control)
+        except (TimeoutError, TransportError):
+            # Nobody is left to tell; what matters is that we let go.
+            pass
+        finally:
+            self._lose("closed")
+            await self._dialer.close()
+
+    async def _next_message(self, control: ClientStream) -> SyncerMessage:
+        try:
+            with self._lifetime.bound():
+                data = await self._read_control(control)
+            if data is None:
+                raise TransportError(f"the syncer ended the session: {control.reason()}")
+            self._counters.control_bytes += len(data)
+            return decode_syncer(data)
+        except DecodeError as problem:
+            reason = f"the syncer said something that makes no sense: {problem}"
+            self._lose(reason)
+            raise TransportError(reason) from problem
+        except TransportError as problem:
+            self._lose(str(problem))
+            raise
+
+    async def _read_control(self, control: ClientStream) -> bytes | None:
+        self._reading = True
+        try:
+            return await control.read()
+        finally:
+            self._reading = False
+            self._read.set()
+
+    async def _drain(self, control: ClientStream) -> None:
+        """Read until the syncer has seen our end and ended the call too."""
+        while True:
+            if self._reading:
+                # `messages` does it, and stops after this one.
+                self._read.clear()
+                await self._read.wait()
+            elif await control.read() is None:
+                return
+
+    async def _outgoing(self) -> AsyncIterator[bytes]:
+        while (data := await self._outbox.get()) is not None:
+            self._counters.control_bytes += len(data)
+            self._pacer.spend(len(data))
+            yield data
+
+    def _lose(self, reason: str) -> None:
+        """Everything that works over this connection ends; must not be called from inside `bound`."""
+        self._outbox.close()
+        self._lifetime.end(reason)
+        for stream in (self._control, self._download):
+            if stream is not None:
+                stream.cancel()
+
+
+def _opened(stream: ClientStream | None) -> ClientStream:
+    if stream is None:
+        raise AssertionError("connect first")
+    return stream

@@ -1,0 +1,49 @@
+"""Limits and timeouts of a transport, with the reason for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ConnectionOptions", "ServerLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """How much peers may make a syncer hold.
+
+    Attributes:
+        sessions_max: Learners at once, those that reconnect while their old session dies included.
+        uploads_max: Of one session at once; a learner has at most tau under way, and tau is small.
+        outbox_max: Control messages that wait for a peer that doesn't read; then it is cut off.
+        updates_max: Updates of one session that wait; one a fragment is the most that makes sense.
+        payload_bytes_max: Of one contribution before zstd.
+        partials_max: Broken uploads kept per learner, to be resumed.
+        partial_bytes_max: Of all kept broken uploads together; the oldest goes first.
+        bad_chunks_max: Chunks of one upload that may be asked for again.
+    """
+
+    sessions_max: int = 256
+    uploads_max: int = 8
+    outbox_max: int = 1_024
+    updates_max: int = 65_536
+    payload_bytes_max: int = 8 * 2**30
+    partials_max: int = 4
+    partial_bytes_max: int = 2 * 2**30
+    bad_chunks_max: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """How a learner's end behaves.
+
+    Attributes:
+        connect_timeout_s: For the whole of `connect`; several round trips of the slowest link.
+        close_timeout_s: For what is queued to leave when closing.
+        outbox_max: Control messages that wait; then the connection counts as lost.
+        payload_bytes_max: Of one segment of an update before zstd; f32 of a big fragment must fit.
+    """
+
+    connect_timeout_s: float = 10.0
+    close_timeout_s: float = 2.0
+    outbox_max: int = 1_024
+    payload_bytes_max: int = 8 * 2**30

@@ -1,0 +1,140 @@
+"""The syncer's end of one learner's connection, whatever network carries it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from wan_diloco.errors import DecodeError, TransportError
+from wan_diloco.protocol.events import SessionId
+from wan_diloco.protocol.messages import Pace, SyncerMessage, UpdateHeader
+from wan_diloco.transport.interface import Counters, Frames, SyncerHandler
+from wan_diloco.transport.lifetime import Lifetime
+from wan_diloco.transport.options import ServerLimits
+from wan_diloco.transport.outbox import Outbox
+from wan_diloco.transport.pacer import Pacer
+from wan_diloco.transport.streams import ServerStream
+from wan_diloco.transport.updating import UpdateQueue
+from wan_diloco.wire.convert import decode_learner, encode_syncer
+
+__all__ = ["ServerSession"]
+
+
+class ServerSession:
+    """Implements `interface.Session`; owned by the hub that made it, on one event loop.
+
+    Args:
+        session: Its number.
+        token: The secret that bulk calls must present.
+        peer: Where the learner is.
+        handler: Who is told what it says.
+        limits: How much it may make us hold.
+    """
+
+    def __init__(
+        self, *, session: SessionId, token: str, peer: str, handler: SyncerHandler, limits: ServerLimits
+    ) -> None:
+        """Not served yet."""
+        self.token = token
+        self.lifetime = Lifetime()
+        self.uploads = 0
+        self._session = session
+        self._peer = peer
+        self._handler = handler
+        self._counters = Counters()
+        self._pacer = Pacer()
+        self._outbox = Outbox(Pace, limits.outbox_max)
+        self._updates = UpdateQueue(self._pacer, self._counters, limits.updates_max)
+        self._downloading = False
+        # Why it closes: what is said first counts.
+        self._reason: str | None = None
+
+    @property
+    def session(self) -> SessionId:
+        """Never used again, also not by the same learner."""
+        return self._session
+
+    @property
+    def peer(self) -> str:
+        """Where the learner is, for logs."""
+        return self._peer
+
+    @property
+    def counters(self) -> Counters:
+        """What this session moved so far."""
+        return self._counters
+
+    def set_downlink_rate(self, rate_bytes_per_s: float | None) -> None:
+        """Cap the updates of this session; None for no cap."""
+        self._pacer.set_rate(rate_bytes_per_s)
+
+    def send(self, message: SyncerMessage) -> None:
+        """Queue a control message; never blocks."""
+        if not self._outbox.put(message, encode_syncer(message)):
+            self.close("it doesn't read what it is told")
+
+    async def send_update(self, header: UpdateHeader, segments: Sequence[Frames]) -> None:
+        """Send an update; returns when its last byte was handed to the network.
+
+        Raises:
+            TransportError: The session ended before.
+        """
+        await self._updates.send(header, segments)
+
+    def close(self, reason: str) -> None:
+        """End the session after the control messages queued so far have left; idempotent."""
+        if self._reason is None:
+            self._reason = reason
+        self._outbox.close()
+
+    async def serve_control(self, stream: ServerStream) -> str:
+        """Run the control call until either end closes it.
+
+        Returns:
+            Why it ended.
+        """
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(self._listen(stream))
+            try:
+                while (data := await self._outbox.get()) is not None:
+                    self._counters.control_bytes += len(data)
+                    self._pacer.spend(len(data))
+                    await stream.write(data)
+            except TransportError as problem:
+                self.close(str(problem))
+            reading.cancel()
+        reason = self._reason or "closed"
+        stream.say_why(reason)
+        return reason
+
+    async def serve_download(self, stream: ServerStream) -> None:
+        """Run the download call until the session ends; its loss ends the session.
+
+        Raises:
+            TransportError: It broke, or there is one already.
+        """
+        if self._downloading:
+            raise TransportError("this session has its download call already")
+        self._downloading = True
+        try:
+            await self._updates.serve(stream)
+        finally:
+            self.close("its download stream broke")
+
+    def end(self, reason: str) -> None:
+        """Take along everything that works for this session; idempotent."""
+        self._outbox.close()
+        self._updates.end(reason)
+        self.lifetime.end(reason)
+
+    async def _listen(self, stream: ServerStream) -> None:
+        try:
+            while (data := await stream.read()) is not None:
+                self._counters.control_bytes += len(data)
+                if not self._outbox.closed:
+                    self._handler.said(self, decode_learner(data))
+            self.close("the learner left")
+        except DecodeError as problem:
+            self.close(f"it said something that makes no sense: {problem}")
+        except TransportError as problem:
+            self.close(str(problem))

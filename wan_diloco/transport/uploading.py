@@ -1,0 +1,220 @@
+"""An upload, both ends of it; `proto/wan_diloco/v1/bulk.proto` says who says what when."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from wan_diloco.errors import DecodeError, TransportError
+from wan_diloco.protocol.messages import ContributionHeader, RefusalReason
+from wan_diloco.transport.interface import Counters, Frames, Session, SyncerHandler
+from wan_diloco.transport.options import ServerLimits
+from wan_diloco.transport.pacer import Pacer
+from wan_diloco.transport.streams import END_MARK, ClientStream, ServerStream
+from wan_diloco.units import RoundId
+from wan_diloco.wire.convert import (
+    AnswerKind,
+    UploadAnswer,
+    decode_answer,
+    decode_contribution,
+    encode_answer,
+    encode_contribution,
+)
+from wan_diloco.wire.frames import Assembler, Piece, spans
+
+__all__ = ["Decode", "Partial", "Partials", "receive_upload", "send_upload"]
+
+# Decodes a bulk message for an assembler, in place or on another thread.
+Decode = Callable[[Assembler, bytes], Awaitable[list[Piece]]]
+# More than any server asks for; a bound against one that asks forever.
+_ASKED_MAX = 64
+
+
+@dataclass(slots=True)
+class Partial:
+    """An upload as far as it came.
+
+    Attributes:
+        wire_bytes: What crossed the wire for it so far.
+        bad_chunks: How often it had to be asked again.
+    """
+
+    assembler: Assembler
+    wire_bytes: int = 0
+    bad_chunks: int = 0
+
+
+class Partials:
+    """Broken uploads, kept for a while so that they can go on where they stopped.
+
+    Owner: one event loop. Bounded by number per learner and by bytes in all; the oldest goes first.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
+        """Keep nothing yet."""
+        self._limits = limits
+        self._kept: OrderedDict[ContributionHeader, Partial] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        return len(self._kept)
+
+    def take(self, header: ContributionHeader) -> Partial:
+        """The kept one of exactly this contribution, or a fresh one; the caller owns it."""
+        kept = self._kept.pop(_identity(header), None)
+        return kept or Partial(Assembler(header.codes_bytes, header.scales_bytes))
+
+    def keep(self, header: ContributionHeader, partial: Partial) -> None:
+        """Keep it for the next try."""
+        self._kept[_identity(header)] = partial
+        same = [kept for kept in self._kept if kept.key.learner_id == header.key.learner_id]
+        for oldest in same[: -self._limits.partials_max]:
+            del self._kept[oldest]
+        while sum(kept.assembler.memory_bytes for kept in self._kept.values()) > self._limits.partial_bytes_max:
+            self._kept.popitem(last=False)
+
+
+def _identity(header: ContributionHeader) -> ContributionHeader:
+    """The same snapshot may be asked for by several pulls: its bytes don't depend on them."""
+    return replace(header, round_id=RoundId(0), attempt=0)
+
+
+async def receive_upload(
+    stream: ServerStream,
+    session: Session,
+    handler: SyncerHandler,
+    partials: Partials,
+    limits: ServerLimits,
+    decode: Decode,
+) -> None:
+    """Serve one upload call, and tell the handler how it went.
+
+    Raises:
+        TransportError: The stream broke; what came is kept.
+        DecodeError: The first message is no header.
+    """
+    first = await stream.read()
+    if first is None:
+        return
+    session.counters.uplink_bytes += len(first)
+    header = decode_contribution(first)
+    if not await handler.upload_offered(session, header):
+        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.REFUSED)))
+        return
+    if header.codes_bytes + header.scales_bytes > limits.payload_bytes_max:
+        handler.upload_failed(session, header, RefusalReason.WRONG_LENGTH, "more than this syncer takes")
+        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.REFUSED)))
+        return
+    partial = partials.take(header)
+    partial.wire_bytes += len(first)
+    verdict = AnswerKind.SEND
+    try:
+        await _fill(stream, session.counters, partial, limits, decode)
+        handler.upload_complete(session, header, partial.assembler.result(), partial.wire_bytes)
+        verdict = AnswerKind.DONE
+    except DecodeError as problem:
+        handler.upload_failed(session, header, _refusal(problem), problem.detail)
+        verdict = AnswerKind.REFUSED
+    finally:
+        if verdict is AnswerKind.SEND:
+            partials.keep(header, partial)
+    await stream.write(encode_answer(UploadAnswer(kind=verdict)))
+
+
+async def _fill(
+    stream: ServerStream, counters: Counters, partial: Partial, limits: ServerLimits, decode: Decode
+) -> None:
+    """Ask for what is missing until nothing is."""
+    assembler = partial.assembler
+    while not assembler.complete:
+        start, end = assembler.gap
+        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.SEND, start=start, end=end)))
+        while not assembler.complete:
+            message = await stream.read()
+            if message is None:
+                raise TransportError("an upload ended before its end")
+            counters.uplink_bytes += len(message)
+            partial.wire_bytes += len(message)
+            if message == END_MARK:
+                break
+            try:
+                assembler.place(await decode(assembler, message))
+            except DecodeError as problem:
+                # Anything but a bad checksum would come out the same again.
+                if problem.reason != "bad_checksum":
+                    raise
+                _note_bad(partial, limits, problem.detail)
+        if assembler.gap == (start, end):
+            _note_bad(partial, limits, f"bytes {start} to {end} don't come")
+
+
+def _note_bad(partial: Partial, limits: ServerLimits, detail: str) -> None:
+    partial.bad_chunks += 1
+    if partial.bad_chunks > limits.bad_chunks_max:
+        raise DecodeError("bad_checksum", f"asked again {limits.bad_chunks_max} times; {detail}")
+
+
+def _refusal(problem: DecodeError) -> RefusalReason:
+    match problem.reason:
+        case "bad_checksum":
+            return RefusalReason.BAD_CHECKSUM
+        case "wrong_length":
+            return RefusalReason.WRONG_LENGTH
+        case _:
+            return RefusalReason.GARBAGE
+
+
+async def send_upload(
+    stream: ClientStream, header: ContributionHeader, frames: Frames, spread_s: float, pacer: Pacer, counters: Counters
+) -> bool:
+    """Send a contribution over a call just opened.
+
+    Returns:
+        False if it was refused.
+
+    Raises:
+        TransportError: The stream broke, or the syncer answers nonsense.
+    """
+    carried = spans(frames, header.codes_bytes)
+    first = encode_contribution(header)
+    counters.uplink_bytes += len(first)
+    pacer.spend(len(first))
+    await stream.write(first)
+    for _ in range(_ASKED_MAX):
+        answer = await _answer(stream)
+        if answer.kind is not AnswerKind.SEND:
+            return answer.kind is AnswerKind.DONE
+        wanted = [
+            message
+            for message, (start, end) in zip(frames, carried, strict=True)
+            if start < answer.end and answer.start < end
+        ]
+        await _send(stream, wanted, spread_s, pacer, counters)
+    raise TransportError(f"the syncer asked for the same upload {_ASKED_MAX} times")
+
+
+async def _send(
+    stream: ClientStream, wanted: Sequence[bytes], spread_s: float, pacer: Pacer, counters: Counters
+) -> None:
+    transfer = pacer.transfer(sum(map(len, wanted)), spread_s)
+    try:
+        for message in wanted:
+            await transfer.wait(len(message))
+            counters.uplink_bytes += len(message)
+            await stream.write(message)
+        await stream.write(END_MARK)
+    except TransportError:
+        # The syncer may have had enough before the end: then there is an answer to read, and if not,
+        # reading will say so.
+        return
+
+
+async def _answer(stream: ClientStream) -> UploadAnswer:
+    data = await stream.read()
+    if data is None:
+        raise TransportError("the syncer ended an upload without an answer")
+    try:
+        return decode_answer(data)
+    except DecodeError as problem:
+        raise TransportError(f"the syncer answered an upload with garbage: {problem}") from problem
