@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from wan_diloco.cli.launch import child_environment, process_specs
-from wan_diloco.cli.preflight import check_data, check_folder, check_names, check_port, holds_run
+from wan_diloco.cli.preflight import (
+    check_baseline_folder,
+    check_data,
+    check_folder,
+    check_port,
+    check_regions,
+    holds_run,
+)
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import ConfigError, DataError
 
@@ -125,7 +132,22 @@ def test_a_vocabulary_without_all_bytes_is_refused() -> None:
 def test_a_region_cant_take_another_processs_name(name: str) -> None:
     config = parse_config({"run": {"tokens": "1M"}, "regions": [{"name": name}]})
     with pytest.raises(ConfigError, match="rename it"):
-        check_names(config)
+        check_regions(config)
+
+
+def test_a_region_of_several_ranks_is_refused() -> None:
+    config = parse_config({"run": {"tokens": "1M"}, "regions": [{"name": "a", "ranks": 2}]})
+    with pytest.raises(ConfigError, match="one rank"):
+        check_regions(config)
+
+
+def test_a_baseline_may_begin_anew_but_replaces_no_result(tmp_path: Path) -> None:
+    check_baseline_folder(tmp_path / "new")
+    (tmp_path / "metrics.jsonl").write_text("")
+    check_baseline_folder(tmp_path)
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="a result in this folder"):
+        check_baseline_folder(tmp_path)
 
 
 def test_processes_get_the_resolved_configuration_and_no_settings_from_the_environment(tmp_path: Path) -> None:

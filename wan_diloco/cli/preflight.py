@@ -15,7 +15,7 @@ from wan_diloco.errors import ConfigError
 if TYPE_CHECKING:
     from wan_diloco.config import RunConfig
 
-__all__ = ["check_baseline_folder", "check_data", "check_folder", "check_names", "check_port", "holds_run"]
+__all__ = ["check_baseline_folder", "check_data", "check_folder", "check_port", "check_regions", "holds_run"]
 
 _PROCESSES: Final = frozenset({"syncer", "evaluator"})
 
@@ -26,17 +26,19 @@ def holds_run(run_folder: Path) -> bool:
     return any((run_folder / name).exists() for name in ("state", "metrics.jsonl", "summary.json"))
 
 
-def check_names(config: RunConfig) -> None:
-    """See that logs and displays can tell the processes apart.
+def check_regions(config: RunConfig) -> None:
+    """See that the regions can be told apart from other processes, and trained here.
 
     Raises:
-        ConfigError: A region has the name of another process.
+        ConfigError: A region has the name of another process, or more ranks than a learner can have.
     """
     for region in config.regions:
         if region.name in _PROCESSES:
             raise ConfigError(
                 "on one machine this is the name of another process", where=f"regions.{region.name}", hint="rename it"
             )
+        if region.ranks > 1:
+            raise ConfigError("a region trains with one rank", where=f"regions.{region.name}.ranks", hint="set it to 1")
 
 
 def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> None:

@@ -16,8 +16,8 @@ from wan_diloco.cli.preflight import (
     check_baseline_folder,
     check_data,
     check_folder,
-    check_names,
     check_port,
+    check_regions,
     holds_run,
 )
 from wan_diloco.errors import EXIT_OK, UsageError
@@ -134,7 +134,7 @@ def _run_here(config: RunConfig, folder: Path, *, resume: bool) -> Outcome:
     from wan_diloco.clock import SystemClock
     from wan_diloco.config import process_environment
 
-    check_names(config)
+    check_regions(config)
     check_folder(config, folder, resume=resume)
     check_port(config)
     check_data(config)
