@@ -31,6 +31,7 @@ from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
 from wan_diloco.syncer.updates import Packing
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, MetricsWriter, read_metrics, summarise
+from wan_diloco.telemetry.report import render_report
 from wan_diloco.transport.interface import SyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
 
@@ -231,3 +232,4 @@ def _conclude(service: SyncerService, maths: Maths, metrics: MetricsWriter, run_
         rejected={reason.value: count for reason, count in state.rejected.items()},
     )
     write_json(run_folder / SUMMARY_FILE, summary)
+    write_text(run_folder / "report.html", render_report(run_folder))

@@ -90,10 +90,10 @@ class Observer:
             return
         if text:
             self._reasons[topic] = text
-            self._changes.note(f"{topic}_waiting", text)
         else:
             self._reasons.pop(topic, None)
-            self._changes.note(f"{topic}_waiting", "over")
+        name = f"{topic.partition(':')[0]}_waiting"
+        self._changes.note(name, text or "over", state=f"{topic} {text}", topic=topic)
         self._metrics.write(WaitingRecord(reason="; ".join(self._reasons.values())))
 
     def event(self, name: str, detail: str) -> None:

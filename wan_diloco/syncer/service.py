@@ -42,6 +42,7 @@ from wan_diloco.protocol.events import (
     UploadStored,
 )
 from wan_diloco.protocol.messages import ContributionHeader, Hello, LearnerMessage, RefusalReason, Report
+from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import FragmentPublished
@@ -223,7 +224,7 @@ class SyncerService:
 
     def status(self) -> dict[str, object]:
         """The machine's standing, and what the observer knows beside it."""
-        standing: dict[str, object] = serial.to_json(self._machine.status(self._clock.now_s()))
+        standing: dict[str, object] = serial.to_json(status_of(self._machine, self._clock.now_s()))
         return {**standing, **self._parts.observer.status()}
 
     # ---- deciding --------------------------------------------------------------------------------

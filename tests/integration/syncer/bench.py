@@ -1,0 +1,322 @@
+"""A whole syncer in this process, over the memory transport, and learners that speak the protocol by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import torch
+
+from tests.support.syncer import BATCH_TOKENS, close, contribution, maths_of, open_tiny, small_delta
+from wan_diloco.algorithm.codec import Payload, codec_by_name
+from wan_diloco.algorithm.publication import digest
+from wan_diloco.clock import SystemClock
+from wan_diloco.config import RunConfig
+from wan_diloco.errors import TransportError
+from wan_diloco.protocol.messages import (
+    PROTOCOL_VERSION,
+    Acknowledged,
+    ContributionRefused,
+    Declined,
+    DeclineReason,
+    FragmentReport,
+    Hello,
+    Pace,
+    Pull,
+    Report,
+    SegmentKind,
+    Start,
+    Stop,
+    SyncerMessage,
+    UpdateHeader,
+    UpdateReceived,
+    Welcome,
+)
+from wan_diloco.syncer.fragments_store import Maths
+from wan_diloco.syncer.main import build_service
+from wan_diloco.syncer.restore import Restored
+from wan_diloco.syncer.service import SyncerService
+from wan_diloco.syncer.workers import Workers
+from wan_diloco.telemetry import METRICS_FILE, MetricsWriter
+from wan_diloco.transport.memory import MemoryNetwork
+from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, Version
+from wan_diloco.wire.frames import Buffers, pack
+
+WAIT_S = 30.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something is so; a hang fails the test."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Syncer:
+    """A running syncer and what it was made of."""
+
+    def __init__(self, service: SyncerService, restored: Restored, maths: Maths) -> None:
+        self.service = service
+        self.restored = restored
+        self.maths = maths
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def versions(self) -> list[int]:
+        return [version.count for version in self.service.state.versions]
+
+    async def stop(self) -> None:
+        """As SIGTERM does."""
+        self.service.stop()
+        assert self.task is not None
+        await self.task
+
+    async def crash(self) -> None:
+        """Nothing is written any more."""
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+@asynccontextmanager
+async def syncer(
+    network: MemoryNetwork,
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    workers: Workers | None = None,
+    input_log: bool = False,
+    prepare: Callable[[Restored], Restored] | None = None,
+) -> AsyncIterator[Syncer]:
+    """A syncer, listening."""
+    maths = maths_of(config)
+    restored = open_tiny(folder / "state", config, resume=resume)
+    own_workers = workers or Workers.threads(1)
+    clock = SystemClock()
+    with MetricsWriter(folder / METRICS_FILE, clock) as metrics:
+        service = build_service(
+            config,
+            folder,
+            prepare(restored) if prepare is not None else restored,
+            maths=maths,
+            metrics=metrics,
+            workers=own_workers,
+            clock=clock,
+            evaluate=False,
+            input_log=input_log,
+        )
+        made = Syncer(service, restored, maths)
+        server = network.server(service)
+        await server.start()
+        made.task = asyncio.get_running_loop().create_task(service.run())
+        try:
+            yield made
+            if not made.task.done():
+                await made.stop()
+        finally:
+            await made.crash()
+            await server.stop(0.5)
+            own_workers.shutdown()
+            close(restored)
+
+
+class Learner:
+    """Answers pulls with deltas that depend only on its name, the fragment and the step; installs at once."""
+
+    def __init__(self, network: MemoryNetwork, config: RunConfig, name: str, initial: list[torch.Tensor]) -> None:
+        self.name = name
+        self.maths = maths_of(config)
+        self.values = list(initial)
+        self.versions = [Version(0, 0)] * len(initial)
+        self.resyncs = [0] * len(initial)
+        self.lows = [0] * len(initial)
+        self.local_step = 0
+        self.incarnation = 0
+        self.paces: list[int] = []
+        self.started = asyncio.Event()
+        self.heard: list[SyncerMessage] = []
+        self.spoil: Callable[[Payload], Payload] = lambda payload: payload
+        self._initial_digests = tuple(digest(value) for value in initial)
+        self._network = network
+        self._config = config
+        self._connection = network.connection(LearnerId(name))
+
+    async def run(self) -> None:
+        """Until the connection ends."""
+        await self._connection.connect()
+        self._connection.send(
+            Hello(
+                protocol_version=PROTOCOL_VERSION,
+                run=self._config.run.name,
+                learner_id=LearnerId(self.name),
+                incarnation=Incarnation(self.incarnation),
+                layout=self.maths.layout.lines(),
+                settings=self._config.agreement(),
+                initial_digests=self._initial_digests,
+                local_step=LocalStep(self.local_step),
+                tokens=self.local_step * BATCH_TOKENS,
+            )
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                group.create_task(self._listen())
+                group.create_task(self._receive())
+        except* TransportError:
+            pass
+
+    async def leave(self) -> None:
+        await self._connection.close()
+
+    def step(self, count: int = 1) -> None:
+        """Train, as far as anybody can tell."""
+        self.local_step += count
+        self.report()
+
+    def report(self) -> None:
+        self._connection.send(
+            Report(
+                local_step=LocalStep(self.local_step),
+                tokens=self.local_step * BATCH_TOKENS,
+                step_time_s=0.01,
+                loss=2.0,
+                learning_rate=1e-3,
+                fragments=tuple(
+                    FragmentReport(
+                        fragment_id=FragmentId(index),
+                        version=version,
+                        pending=None,
+                        resync=self.resyncs[index],
+                        step_lo=LocalStep(self.lows[index]),
+                        tokens_lo=self.lows[index] * BATCH_TOKENS,
+                    )
+                    for index, version in enumerate(self.versions)
+                ),
+            )
+        )
+
+    def refusals(self) -> list[ContributionRefused]:
+        return [message for message in self.heard if isinstance(message, ContributionRefused)]
+
+    async def _listen(self) -> None:
+        async for message in self._connection.messages():
+            self.heard.append(message)
+            match message:
+                case Welcome():
+                    self.incarnation = message.incarnation
+                    self.report()
+                    if message.started:
+                        self.started.set()
+                case Start():
+                    self.started.set()
+                case Pace():
+                    self.paces.append(message.global_step)
+                case Pull():
+                    self._group.create_task(self._answer(message))
+                case Stop():
+                    self._group.create_task(self.leave())
+                case Acknowledged() | ContributionRefused() | _:
+                    pass
+
+    async def _answer(self, pull: Pull) -> None:
+        index = pull.fragment_id
+        low, high = self.lows[index], self.local_step
+        if high == low:
+            self._connection.send(
+                Declined(
+                    round_id=pull.round_id,
+                    attempt=pull.attempt,
+                    fragment_id=index,
+                    reason=DeclineReason.ZERO_STEPS,
+                )
+            )
+            return
+        seed = int.from_bytes(hashlib.blake2b(f"{self.name} {index} {low}".encode(), digest_size=4).digest(), "big")
+        payload = self.spoil(small_delta(self.maths, index, seed))
+        header = contribution(
+            self.maths,
+            self.name,
+            index,
+            step_lo=low,
+            step_hi=high,
+            base=self.versions[index],
+            round_id=pull.round_id,
+            attempt=pull.attempt,
+            incarnation=self.incarnation,
+        )
+        await self._connection.upload(header, pack(payload.codes, payload.scales), 0.0)
+
+    async def _receive(self) -> None:
+        async for header, buffers in self._connection.updates():
+            self._install(header, buffers)
+            self._connection.send(
+                UpdateReceived(fragment_id=header.fragment_id, version=header.to_version, resync=header.resync)
+            )
+            self.report()
+
+    def _install(self, header: UpdateHeader, buffers: list[Buffers]) -> None:
+        index = header.fragment_id
+        value_N = self.values[index]
+        for segment, both in zip(header.segments, buffers, strict=True):
+            payload = Payload(codes=both.codes, scales=both.scales)
+            if segment.kind is SegmentKind.VALUE:
+                value_N = codec_by_name(segment.codec).decode(payload, self.maths.table(index))
+            else:
+                assert segment.from_version == self.versions[index]
+                value_N = self.maths.published_after(index, value_N, payload)
+            assert digest(value_N) == segment.digest, "the bits are the syncer's"
+            self.versions[index] = segment.to_version
+        self.values[index] = value_N
+        self.resyncs[index] = max(self.resyncs[index], header.resync)
+        self.lows[index] = self.local_step
+
+
+@asynccontextmanager
+async def learners(network: MemoryNetwork, config: RunConfig, made: Syncer, *names: str) -> AsyncIterator[list[Learner]]:
+    """Learners that are connected and may take steps."""
+    initial = [value.published_N for value in _initial_store(config)]
+    group = [Learner(network, config, name, initial) for name in names]
+    tasks = [asyncio.get_running_loop().create_task(learner.run()) for learner in group]
+    try:
+        for learner in group:
+            await asyncio.wait_for(learner.started.wait(), WAIT_S)
+        yield group
+    finally:
+        for learner in group:
+            await learner.leave()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            task.result()
+
+
+def _initial_store(config: RunConfig):
+    from wan_diloco.syncer.fragments_store import FragmentStore
+    from wan_diloco.syncer.plan import initial_model, model_tensors
+
+    return FragmentStore.fresh(maths_of(config).layout, model_tensors(initial_model(config))).values()
+
+
+async def advance(group: list[Learner], made: Syncer, steps: int, *, settle: bool = True) -> None:
+    """Take steps one by one, all together.
+
+    Args:
+        group: Who takes them.
+        made: Hears of each before the next is taken.
+        steps: How many.
+        settle: Also wait until every round that is due was published.
+    """
+    for _ in range(steps):
+        for learner in group:
+            learner.step()
+        step = max(made.service.status()["global_step"], group[0].local_step)
+
+        def done(step: int = step) -> bool:
+            status = made.service.status()
+            busy = status["rounds_open"] or status["rounds_due"] or made.service.state.closed
+            return status["global_step"] >= step and not (settle and busy)
+
+        await until(done)
