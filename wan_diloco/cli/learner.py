@@ -1,0 +1,58 @@
+"""`wan-diloco learner`: the training job of one region."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wan_diloco.cli.options import ConfigFiles, Overrides, load
+
+__all__ = ["learner", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog="Example: wan-diloco learner demo.toml --region us-east --run-folder runs/demo")(learner)
+
+
+def learner(
+    files: ConfigFiles,
+    region: Annotated[str, typer.Option("--region", metavar="NAME", help="Which of the configured regions this is.")],
+    run_folder: Annotated[
+        Path, typer.Option("--run-folder", metavar="DIR", help="Where the run keeps its files; created if missing.")
+    ],
+    overrides: Overrides = None,
+    *,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from this region's checkpoint, if any.")] = False,
+    syncer: Annotated[
+        str,
+        typer.Option(
+            "--syncer", metavar="HOST:PORT", help="Where the syncer is, instead of the region's address or DIR/address."
+        ),
+    ] = "",
+    threads: Annotated[
+        int,
+        typer.Option(
+            "--threads",
+            min=0,
+            help="Threads of one step; 0 takes one when the run folder names a syncer on this machine, else all.",
+        ),
+    ] = 0,
+) -> None:
+    """Train in one region until the run has ended, or until SIGTERM.
+
+    Training goes on while the syncer is away. Exit codes: 75 asks to be started again, 77 and 78 not to be.
+    """
+    from wan_diloco.clock import SystemClock
+    from wan_diloco.learner.trainer import run_learner
+    from wan_diloco.telemetry import configure_logging
+
+    config = load(files, overrides).config
+    clock = SystemClock()
+    configure_logging(clock, fields={"run": config.run.name, "region": region, "process": "learner"})
+    code = run_learner(
+        config, region=region, run_folder=run_folder, resume=resume, syncer=syncer, threads=threads, clock=clock
+    )
+    raise typer.Exit(code)

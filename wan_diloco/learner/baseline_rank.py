@@ -1,0 +1,183 @@
+"""One replica of a baseline, as a process of its own: `python -m wan_diloco.learner.baseline_rank`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from wan_diloco.clock import SystemClock
+from wan_diloco.config import load_config
+from wan_diloco.errors import EXIT_OK, WanDilocoError
+from wan_diloco.learner.baseline import BaselineMode
+from wan_diloco.learner.region import Region, file_group
+from wan_diloco.learner.replica import Replica, StepOutcome
+from wan_diloco.learner.setup import build_model, held_out_tokens, open_shard
+from wan_diloco.learner.stop_signals import StopSignals, stop_signals
+from wan_diloco.storage import write_json
+from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, EvaluationRecord, LearnerRecord, MetricsWriter
+from wan_diloco.training import evaluate
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from wan_diloco.clock import Clock
+    from wan_diloco.config import RunConfig
+
+__all__ = ["Observer", "main", "train"]
+
+# Points of the training curve; more would only make the file long.
+_POINTS: Final = 500
+
+
+class Observer:
+    """Rank 0's other work: the curve, and the summary at the end.
+
+    Args:
+        config: The run.
+        mode: Which baseline.
+        model: In training; looked at between steps.
+        run_folder: Where the results go.
+        clock: For the metrics.
+    """
+
+    def __init__(
+        self, config: RunConfig, mode: BaselineMode, model: torch.nn.Module, run_folder: Path, clock: Clock
+    ) -> None:
+        """Load what is held out."""
+        self._config = config
+        self._mode = mode
+        self._model = model
+        self._run_folder = run_folder
+        self._validation, self._test = held_out_tokens(config)
+        # An earlier attempt in the same folder is not part of this one.
+        (run_folder / METRICS_FILE).unlink(missing_ok=True)
+        self._metrics = MetricsWriter(run_folder / METRICS_FILE, clock)
+        self._every = max(1, config.total_steps // _POINTS)
+        alone = mode is BaselineMode.ALONE
+        self._region = config.regions[0].name if alone else str(mode)
+        self._tokens_per_step = config.inner.batch_tokens * (1 if alone else len(config.regions))
+
+    def stepped(self, steps: int, outcome: StepOutcome, step_time_s: float) -> None:
+        """Note a step, and evaluate where the curve wants it."""
+        tokens = steps * self._tokens_per_step
+        if steps % self._every == 0 or steps == self._config.total_steps:
+            self._metrics.write(
+                LearnerRecord(
+                    region=self._region,
+                    local_step=steps,
+                    global_step=steps,
+                    tokens=tokens,
+                    loss=outcome.loss,
+                    step_time_s=step_time_s,
+                    learning_rate=outcome.learning_rate,
+                )
+            )
+        if steps % self._config.evaluation.every_steps == 0 and steps != self._config.total_steps:
+            self._evaluate("validation", self._validation, steps, self._config.evaluation.tokens)
+
+    def finish(self, wall_s: float) -> None:
+        """Evaluate on everything that was held out, and write the summary.
+
+        Raises:
+            StorageError: The summary can't be written.
+        """
+        steps = self._config.total_steps
+        tokens = steps * self._tokens_per_step
+        validation = self._evaluate("validation", self._validation, steps, 0)
+        test = self._evaluate("test", self._test, steps, 0)
+        self._metrics.close()
+        summary = {
+            "baseline": str(self._mode),
+            "validation_nats_per_byte": validation,
+            "test_nats_per_byte": test,
+            "steps": steps,
+            "tokens": tokens,
+            "wall_s": wall_s,
+            "tokens_per_s": tokens / wall_s if wall_s > 0 else None,
+        }
+        write_json(self._run_folder / SUMMARY_FILE, summary)
+
+    def _evaluate(self, split: str, held_out: npt.NDArray[np.uint8], steps: int, tokens_max: int) -> float:
+        loss = evaluate(
+            self._model, held_out, sequence_length=self._config.model.sequence_length, tokens_max=tokens_max
+        )
+        self._metrics.write(
+            EvaluationRecord(tokens=steps * self._tokens_per_step, global_step=steps, split=split, nats_per_byte=loss)
+        )
+        return loss
+
+
+def train(
+    config: RunConfig,
+    mode: BaselineMode,
+    run_folder: Path,
+    *,
+    group: Region,
+    clock: Clock,
+    signals: StopSignals,
+) -> int:
+    """Train one replica, together with the others of its group.
+
+    Args:
+        config: The run.
+        mode: Which baseline.
+        run_folder: Where rank 0 puts the results; `wall_s` there is the time of the steps, without evaluations.
+        group: Of the replicas; rank m reads the shard of region m.
+        clock: For step times.
+        signals: That end it early.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        DataError: The corpus can't be read or is too small.
+        StorageError: The summary can't be written.
+    """
+    model = build_model(config)
+    replica = Replica(config, model, open_shard(config, group.rank), group)
+    observer = Observer(config, mode, model, run_folder, clock) if group.rank == 0 else None
+    step_time_min_s = config.regions[group.rank].step_time_min_s
+    wall_s = 0.0
+    for step in range(config.total_steps):
+        started_s = clock.now_s()
+        outcome = replica.step(step, global_step=step, total_steps=config.total_steps)
+        left_s = started_s + step_time_min_s - clock.now_s()
+        if left_s > 0:
+            signals.wait(left_s)
+        if signals.received is not None:
+            return 128 + signals.received
+        step_time_s = clock.now_s() - started_s
+        wall_s += step_time_s
+        if observer is not None:
+            observer.stepped(step + 1, outcome, step_time_s)
+    if observer is not None:
+        observer.finish(wall_s)
+    return EXIT_OK
+
+
+def main(arguments: list[str]) -> int:
+    """Run the process.
+
+    Args:
+        arguments: Run folder, mode, rank, number of ranks, and the file where they meet.
+
+    Returns:
+        The exit code.
+    """
+    folder, mode, rank, world_size, store = arguments
+    torch.set_num_threads(1)
+    try:
+        config = load_config([Path(folder) / "config.json"], env={}).config
+        with stop_signals() as signals, file_group(Path(store), int(rank), int(world_size)) as group:
+            return train(config, BaselineMode(mode), Path(folder), group=group, clock=SystemClock(), signals=signals)
+    except WanDilocoError as exc:
+        sys.stderr.write(f"baseline: {exc}\n")
+        return exc.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

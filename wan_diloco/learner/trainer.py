@@ -1,0 +1,208 @@
+"""The training process: steps, boundaries, pacing, checkpoints, and an uplink that is started again when it dies.
+
+No call in the loop waits for the network or for the uplink; the only wait is for leave to take the next step.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from wan_diloco.errors import CheckpointError, ConfigError, StorageError
+from wan_diloco.learner.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
+from wan_diloco.learner.ipc import UplinkStart
+from wan_diloco.learner.local_trainer import LocalTrainer
+from wan_diloco.learner.region import learner_group, torchrun_variables
+from wan_diloco.learner.replica import Replica
+from wan_diloco.learner.setup import build_model, open_shard, region_index, run_layout
+from wan_diloco.learner.slots import FragmentSlots
+from wan_diloco.learner.stop_signals import StopSignals, stop_signals
+from wan_diloco.learner.uplink_process import UplinkProcess
+from wan_diloco.telemetry import Logger, get_logger
+
+if TYPE_CHECKING:
+    from wan_diloco.clock import Clock
+    from wan_diloco.config import RunConfig
+
+__all__ = ["TrainingLoop", "checkpoint_folder", "run_learner"]
+
+_CHECKPOINT_EVERY_S: Final = 60.0
+_LOG: Final[Logger] = get_logger("learner")
+
+
+def checkpoint_folder(run_folder: Path, region: str) -> Path:
+    """Where a region's learner keeps its checkpoint."""
+    return run_folder / "learners" / region / "checkpoint"
+
+
+class TrainingLoop:
+    """Takes steps for as long as it may.
+
+    Args:
+        trainer: What happens at and between boundaries.
+        uplink: To the syncer.
+        step_time_min_s: Each step is stretched to this.
+        checkpoints: Where to; None writes none.
+        clock: For step times.
+        signals: That end it.
+    """
+
+    def __init__(
+        self,
+        *,
+        trainer: LocalTrainer,
+        uplink: UplinkProcess,
+        step_time_min_s: float,
+        checkpoints: CheckpointWriter | None,
+        clock: Clock,
+        signals: StopSignals,
+    ) -> None:
+        """Stand before the first boundary."""
+        self._trainer = trainer
+        self._uplink = uplink
+        self._step_time_min_s = step_time_min_s
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._signals = signals
+        self._reported_step = -1
+        self._saved_s = clock.now_s()
+
+    def run(self) -> int:
+        """Train until the syncer ends it or a signal does.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            TransportError: No uplink can be kept alive.
+        """
+        while True:
+            self._boundary()
+            if self._trainer.exit is not None:
+                _LOG.info("learner_ends", reason=self._trainer.exit.reason)
+                return self._trainer.exit.exit_code
+            if self._signals.received is not None:
+                _LOG.info("learner_ends", reason=self._signals.received.name)
+                return 128 + self._signals.received
+            if self._trainer.may_step:
+                self._step()
+            else:
+                self._signals.wait(self._uplink.look_again_s, *self._uplink.readable)
+
+    def _boundary(self) -> None:
+        passed = self._trainer.boundary(self._uplink.receive())
+        if passed.installed or passed.snapshots or passed.local_step != self._reported_step:
+            self._reported_step = passed.local_step
+            self._uplink.passed(passed)
+
+    def _step(self) -> None:
+        started_s = self._clock.now_s()
+        self._trainer.step()
+        left_s = started_s + self._step_time_min_s - self._clock.now_s()
+        if left_s > 0:
+            self._signals.wait(left_s)
+        now_s = self._clock.now_s()
+        self._trainer.note_step_time(now_s - started_s)
+        if self._checkpoints is not None and now_s - self._saved_s >= _CHECKPOINT_EVERY_S:
+            self._saved_s = now_s
+            self._checkpoints.save(self._trainer.counters, self._trainer.moments)
+
+
+def run_learner(
+    config: RunConfig,
+    *,
+    region: str,
+    run_folder: Path,
+    resume: bool,
+    syncer: str,
+    threads: int,
+    clock: Clock,
+) -> int:
+    """Be the learner of a region until the run ends.
+
+    Args:
+        config: The run.
+        region: Which of its regions.
+        run_folder: For the checkpoint, and the syncer's address when no other is known.
+        resume: Go on from the checkpoint, if there is one.
+        syncer: The syncer's address; empty for the region's own setting, else for what the run folder says.
+        threads: Of torch, for each step; 0 takes one when the regions of a run share this machine, else what torch
+            thinks best.
+        clock: Of this machine.
+
+    Returns:
+        The exit code: 0 at the run's end, 77 or 78 when the syncer refuses us, 128 + number after a signal.
+
+    Raises:
+        TransportError: No uplink can be kept alive.
+        ConfigError: The region isn't there, or asks for more than one rank.
+        DataError: Its shard can't be read.
+    """
+    index = region_index(config, region)
+    shares_machine = len(config.regions) > 1 and not syncer and not config.regions[index].address
+    if threads or shares_machine:
+        # More threads than cores make every region's steps slower, and small models gain nothing by them.
+        torch.set_num_threads(threads or 1)
+    with stop_signals() as signals, learner_group(torchrun_variables()) as group:
+        if max(group.world_size, config.regions[index].ranks) > 1:
+            raise ConfigError("a region trains with one rank", where=f"regions.{region}.ranks", hint="set it to 1")
+        layout = run_layout(config)
+        slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments])
+        trainer = LocalTrainer(config, Replica(config, build_model(config), open_shard(config, index)), layout, slots)
+        folder = checkpoint_folder(run_folder, region)
+        if resume:
+            _restore(trainer, folder, config.run.name)
+
+        def start() -> UplinkStart:
+            return UplinkStart(
+                config=config.resolved_json(),
+                region=region,
+                run_folder=str(run_folder.resolve()),
+                syncer=syncer,
+                position=trainer.position,
+            )
+
+        rng = random.Random(f"{config.run.seed}/{region}")
+        with (
+            closing(CheckpointWriter(folder, _checkpoint_failed)) as checkpoints,
+            UplinkProcess(slots, start, clock, rng, _uplink_died) as uplink,
+        ):
+            code = TrainingLoop(
+                trainer=trainer,
+                uplink=uplink,
+                step_time_min_s=config.regions[index].step_time_min_s,
+                checkpoints=checkpoints,
+                clock=clock,
+                signals=signals,
+            ).run()
+        _save_last(trainer, folder)
+        return code
+
+
+def _uplink_died(reason: str) -> None:
+    _LOG.warning("uplink_died", reason=reason)
+
+
+def _checkpoint_failed(reason: str) -> None:
+    _LOG.warning("checkpoint_failed", reason=reason)
+
+
+def _restore(trainer: LocalTrainer, folder: Path, run: str) -> None:
+    try:
+        found = load_checkpoint(folder, run)
+        if found is not None:
+            trainer.restore(*found)
+            _LOG.info("checkpoint_restored", local_step=trainer.local_step)
+    except CheckpointError as exc:
+        _LOG.warning("checkpoint_unusable", reason=f"{exc}; the moments start anew")
+
+
+def _save_last(trainer: LocalTrainer, folder: Path) -> None:
+    try:
+        save_checkpoint(folder, trainer.counters, trainer.moments)
+    except StorageError as exc:
+        _checkpoint_failed(str(exc))

@@ -1,0 +1,163 @@
+"""The uplink as a process of its own: `python -m wan_diloco.learner.uplink SOCKET SLOTS`, two descriptors.
+
+It lives for as long as its trainer does: the end of the socket is its end. Signals that ask the trainer to stop are
+not for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+import uvloop
+
+from wan_diloco.clock import SystemClock
+from wan_diloco.config import RunConfig, parse_config
+from wan_diloco.errors import EXIT_OK, PeerUnavailable, WanDilocoError
+from wan_diloco.learner.ipc import Command, Leaving, TrainerMessage, UplinkStart
+from wan_diloco.learner.setup import run_layout
+from wan_diloco.learner.slots import FragmentSlots
+from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
+from wan_diloco.learner.uplink_service import UplinkService
+from wan_diloco.protocol import serial
+from wan_diloco.telemetry import ChangeLogger, configure_logging, get_logger
+from wan_diloco.transport.grpc_client import grpc_connection
+from wan_diloco.transport.pacer import Pacer, chunk_bytes_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wan_diloco.protocol.events import ShowReason
+    from wan_diloco.transport.interface import Connection
+
+__all__ = ["main", "syncer_address"]
+
+_LINE_BYTES_MAX: Final = 1 << 26
+# A union is no class for the type checker, but it is what `serial.loads` takes.
+_TRAINER_MESSAGE: Final = cast("Any", TrainerMessage)
+
+
+def syncer_address(start: UplinkStart, config: RunConfig) -> str:
+    """Where the syncer is: as told, else as configured, else as it wrote into the run folder when it last started.
+
+    Raises:
+        PeerUnavailable: It hasn't written anything yet.
+    """
+    address = start.syncer or config.region(start.region).address
+    if not address:
+        path = Path(start.run_folder) / "address"
+        try:
+            address = path.read_text().strip()
+        except OSError as exc:
+            raise PeerUnavailable(f"no syncer listens yet: there is no {path}") from exc
+    return address
+
+
+class _SocketSink:
+    """Commands as lines of JSON; bounded, since the trainer answers each before the next of its kind."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def send(self, command: Command) -> None:
+        self._writer.write(serial.dumps(command) + b"\n")
+
+
+async def _serve(connection: socket.socket, slots_descriptor: int) -> int:
+    reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_LINE_BYTES_MAX)
+    line = await reader.readline()
+    if not line:
+        return EXIT_OK
+    start = serial.loads(UplinkStart, line)
+    config = parse_config(json.loads(start.config))
+    region = config.region(start.region)
+    layout = run_layout(config)
+    slots = FragmentSlots.attach(slots_descriptor, [fragment.numel for fragment in layout.fragments])
+    clock = SystemClock()
+    configure_logging(clock, fields={"region": start.region, "process": "uplink"})
+    rng = random.Random(f"{config.run.seed}/{start.region}/{start.position.local_step}")
+    pacer = Pacer(region.uplink_bytes_per_s)
+    chunk_bytes = chunk_bytes_for(region.uplink_bytes_per_s, config.wire.chunk_bytes)
+
+    def connect() -> Connection:
+        return grpc_connection(syncer_address(start, config), pacer)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="maths") as worker:
+        service = UplinkService(
+            machine=learner_machine(config, layout, start.region, start.position, rng),
+            connect=connect,
+            clock=clock,
+            worker=worker,
+            sink=_SocketSink(writer),
+            fragments=held_fragments(layout, start.position, slots),
+            wire=config.wire.model_copy(update={"chunk_bytes": chunk_bytes}),
+            show=_show(),
+        )
+        async with asyncio.TaskGroup() as group:
+            listening = group.create_task(_listen(reader, service))
+            await service.run()
+            listening.cancel()
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return EXIT_OK
+
+
+async def _listen(reader: asyncio.StreamReader, service: UplinkService) -> None:
+    """Hand on what the trainer says, until it says that it leaves, or is gone."""
+    while True:
+        try:
+            line = await reader.readline()
+        except OSError:
+            line = b""
+        if not line.endswith(b"\n"):
+            service.leave(None)
+            return
+        message = serial.loads(_TRAINER_MESSAGE, line)
+        if isinstance(message, Leaving):
+            service.leave(message.reason)
+            return
+        service.passed(message)
+
+
+def _show() -> Callable[[ShowReason], None]:
+    changes = ChangeLogger(get_logger("uplink"))
+
+    def show(effect: ShowReason) -> None:
+        changes.note(f"waiting_{effect.topic.partition(':')[0]}", effect.text, topic=effect.topic)
+
+    return show
+
+
+def main(arguments: list[str]) -> int:
+    """Run the process.
+
+    Args:
+        arguments: Descriptors of the socket to the trainer and of the shared memory.
+
+    Returns:
+        The exit code.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    try:
+        connection = socket.socket(fileno=int(arguments[0]))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(connection, int(arguments[1])))
+    except WanDilocoError as exc:
+        sys.stderr.write(f"uplink: {exc}\n")
+        return exc.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
