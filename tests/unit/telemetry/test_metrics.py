@@ -158,10 +158,15 @@ def test_elapsed_time_goes_on_over_a_restart(tmp_path: Path) -> None:
 def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     write = os.write
-    outcomes = iter([lambda fd, data: write(fd, data[:9]), full, full])
+    calls = []
+
+    def fills_up(descriptor: int, data: bytes) -> int:
+        calls.append(len(data))
+        return write(descriptor, data[:9]) if len(calls) == 1 else full()
+
     with MetricsWriter(path, ManualClock()) as writer:
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", lambda *call: next(outcomes)(*call))
+            patch.setattr(os, "write", fills_up)
             assert [writer.write(LEARNER) for _ in range(3)] == [False, False, False]
         assert writer.write(ROUND)
         assert writer.dropped == 3
