@@ -64,18 +64,19 @@ class ClientConnection:
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 metadata = await self._control.accepted()
-        except TimeoutError as problem:
+        except BaseException as problem:
+            self._lose(f"it couldn't connect: {problem}")
             await self._dialer.close()
-            raise PeerUnavailable(f"no answer within {self._options.connect_timeout_s:g} s") from problem
-        except (AuthError, PeerUnavailable):
-            await self._dialer.close()
-            raise
-        except TransportError as problem:
-            await self._dialer.close()
-            raise PeerUnavailable(str(problem)) from problem
-        except asyncio.CancelledError:
-            await self._dialer.close()
-            raise
+            match problem:
+                case AuthError() | PeerUnavailable():
+                    raise
+                case TimeoutError():
+                    text = f"no answer within {self._options.connect_timeout_s:g} s"
+                    raise PeerUnavailable(text) from problem
+                case TransportError():
+                    raise PeerUnavailable(str(problem)) from problem
+                case _:
+                    raise
         self._credentials = {key: metadata.get(key, "") for key in (SESSION_KEY, TOKEN_KEY)}
         self._download = self._dialer.call(Method.DOWNLOAD, self._credentials)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ConnectionOptions", "ServerLimits"]
+__all__ = ["ConnectionOptions", "Keepalive", "ServerLimits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +47,16 @@ class ConnectionOptions:
     close_timeout_s: float = 2.0
     outbox_max: int = 1_024
     payload_bytes_max: int = 8 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keepalive:
+    """When a silent connection counts as dead.
+
+    Attributes:
+        time_s: Silence after which it is asked for a sign of life.
+        timeout_s: For that sign; several round trips of the slowest link.
+    """
+
+    time_s: float = 5.0
+    timeout_s: float = 5.0

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import pytest
 
 from wan_diloco.simulation.virtual_loop import run_virtual
+from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
+from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.transport.interface import Connection, SyncerHandler, SyncerServer
 from wan_diloco.transport.memory import Link, MemoryNetwork
 from wan_diloco.transport.options import ServerLimits
@@ -56,6 +58,39 @@ def run_in_memory(scenario: Scenario) -> None:
     run_virtual(main())
 
 
-@pytest.fixture(params=["memory"])
+@dataclass
+class GrpcWorld:
+    address: str = "127.0.0.1:1"
+
+    async def start(self, handler: SyncerHandler) -> SyncerServer:
+        server = GrpcSyncerServer(handler, limits=LIMITS)
+        self.address = await server.start()
+        return server
+
+    def connection(self, pacer: Pacer | None = None) -> Connection:
+        return grpc_connection(self.address, pacer)
+
+    async def status(self) -> dict[str, object]:
+        return await fetch_status(self.address, 10.0)
+
+
+def run_over_grpc(scenario: Scenario) -> None:
+    async def main() -> None:
+        await scenario(GrpcWorld())
+        # Nothing of ours or gRPC's may still run.
+        deadline_s = asyncio.get_running_loop().time() + 5.0
+        while len(asyncio.all_tasks()) > 1 and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(0.01)
+        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+    asyncio.run(main())
+
+
+@pytest.fixture(params=["memory", "grpc"])
 def run(request: pytest.FixtureRequest) -> Runner:
-    return run_in_memory
+    return run_in_memory if request.param == "memory" else run_over_grpc
+
+
+@pytest.fixture(autouse=True)
+def _quiet_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")
