@@ -5,15 +5,16 @@ Owner of all that changes here: the learner's machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from wan_diloco.protocol.events import Identity, LearnerEffect, SendToSyncer
 from wan_diloco.protocol.intake import FragmentSizes
-from wan_diloco.protocol.messages import ContributionHeader, Pull, UpdateHeader
+from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, Pull, UpdateHeader
 from wan_diloco.protocol.retry import RetryPolicy
 from wan_diloco.protocol.schedule import Schedule
-from wan_diloco.units import LocalStep, Version
+from wan_diloco.units import Incarnation, LocalStep, Version
 
-__all__ = ["Counters", "FragmentState", "LearnerSettings", "Link", "Slot"]
+__all__ = ["Counters", "FragmentState", "LearnerContext", "LearnerSettings", "Link", "Slot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,11 @@ class Slot:
         return self.pending or (self.state.version, self.state.resync)
 
     @property
+    def is_waiting(self) -> bool:
+        """A pull waits for its turn."""
+        return self.pull is not None
+
+    @property
     def is_busy(self) -> bool:
         """An upload of the fragment is under way."""
         return self.asked is not None or self.upload is not None
@@ -111,9 +117,42 @@ class Link:
         failures: Attempts that failed in a row.
         connect_s: When to try again; None while connecting or connected.
         heartbeat_s: When to repeat the last report.
+        hello_s, rtt_s: When the Hello went out, and how long its answer took: a round trip.
     """
 
     welcomed: bool = False
     failures: int = 0
     connect_s: float | None = None
     heartbeat_s: float | None = None
+    hello_s: float = 0.0
+    rtt_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class LearnerContext:
+    """What the parts of the learner's machine share.
+
+    Attributes:
+        incarnation: The life that the syncer gave; 0 before the first Welcome.
+        anchor: local_step - global_step, as well as it is known.
+        effects: Of the event that is being handled, in order.
+    """
+
+    settings: LearnerSettings
+    identity: Identity
+    slots: list[Slot]
+    counters: Counters
+    incarnation: Incarnation
+    link: Link = field(default_factory=Link)
+    anchor: int = 0
+    effects: list[LearnerEffect] = field(default_factory=list)
+
+    def send(self, message: LearnerMessage) -> None:
+        """Send a control message; without a session it is dropped, and the next report makes up for it."""
+        if self.link.welcomed:
+            self.effects.append(SendToSyncer(message=message))
+
+    def take(self) -> list[LearnerEffect]:
+        """The effects of the event just handled."""
+        effects, self.effects = self.effects, []
+        return effects

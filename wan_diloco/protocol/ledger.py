@@ -65,6 +65,7 @@ class Interval:
         settled: Up to here the work is merged or discarded already; `lo` when nothing is.
         journalled: Up to here a contribution is in the journal, not yet merged; None without one.
         end: Position of the next install; None while the interval runs.
+        named: A close record names the contribution: nothing may replace it any more.
         remainder: What the work past `settled` and `journalled` becomes at the next install.
     """
 
@@ -72,6 +73,7 @@ class Interval:
     settled: Amount
     journalled: Amount | None = None
     end: Amount | None = None
+    named: bool = False
     remainder: DiscardReason = DiscardReason.LATE
 
 
@@ -177,7 +179,12 @@ class Ledger:
         if key.step_lo > life.running[key.fragment_id].lo.steps:
             return not life.closed  # an install that no report has told of yet
         interval = self._find(key)
-        if interval is None or interval.settled != interval.lo or interval.lo.tokens != header.tokens_lo:
+        if (
+            interval is None
+            or interval.named
+            or interval.settled != interval.lo
+            or interval.lo.tokens != header.tokens_lo
+        ):
             return False
         return interval.end is None or header.step_hi <= interval.end.steps
 
@@ -206,6 +213,12 @@ class Ledger:
             self._discard(key.fragment_id, DiscardReason.OVERLAP, interval.end - hi)
             interval.end = hi
 
+    def named(self, header: ContributionHeader) -> None:
+        """A close record names a contribution: a larger one of its key comes too late from now on."""
+        interval = self._find(header.key)
+        assert interval is not None
+        interval.named = True
+
     def settled(self, header: ContributionHeader, reason: DiscardReason | None) -> None:
         """A journalled contribution is merged (no reason) or discarded."""
         key = header.key
@@ -217,7 +230,7 @@ class Ledger:
         interval = self._find(key)
         assert interval is not None
         assert interval.journalled is not None, "only journalled work is settled"
-        interval.journalled = None
+        interval.journalled, interval.named = None, False
         interval.settled = Amount(header.step_hi, header.tokens_hi)
         life = self.lives[key.learner_id, key.incarnation]
         life.sealed[key.fragment_id] = [

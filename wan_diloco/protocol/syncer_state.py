@@ -173,6 +173,7 @@ class SyncerState:
     def _closed(self, record: RoundClosed) -> None:
         for entry in record.entries:
             del self.pool[record.fragment_id][entry.header.key]
+            self.ledger.named(entry.header)
         self.closed[record.fragment_id] = record
         self.next_round = max(self.next_round, record.round_id + 1)
         self.global_step = max(self.global_step, record.global_step)
