@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from wan_diloco.cli import config, export, run, version
+from wan_diloco.cli import config, export, learner, run, syncer, version
 from wan_diloco.errors import EXIT_INTERNAL, WanDilocoError
 
 __all__ = ["build_app", "main"]
@@ -31,6 +31,8 @@ def build_app() -> typer.Typer:
     )
     # A command a line, in the order of the help.
     run.register(app)
+    syncer.register(app)
+    learner.register(app)
     export.register(app)
     config.register(app)
     version.register(app)
