@@ -18,8 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from wan_diloco.models.norm import RMSNorm
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -127,9 +125,9 @@ class _FeedForward(nn.Module):
 class _Block(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.dim, eps=_NORM_EPS)
+        self.attention_norm = nn.RMSNorm(config.dim, eps=_NORM_EPS)
         self.attention = _Attention(config)
-        self.ffn_norm = RMSNorm(config.dim, eps=_NORM_EPS)
+        self.ffn_norm = nn.RMSNorm(config.dim, eps=_NORM_EPS)
         self.ffn = _FeedForward(config)
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
@@ -153,7 +151,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(_Block(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.dim, eps=_NORM_EPS)
+        self.norm = nn.RMSNorm(config.dim, eps=_NORM_EPS)
         self.lm_head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
