@@ -42,8 +42,13 @@ STATUS: dict[str, Any] = {
 }
 
 
-def view(status: dict[str, Any] | None = STATUS, processes: dict[str, tuple[str, int]] = PROCESSES) -> RunView:
-    return view_of(status, processes=processes, since=Since(), now_s=0.0)
+def view(
+    status: dict[str, Any] | None = STATUS,
+    processes: dict[str, tuple[str, int]] = PROCESSES,
+    *,
+    answering: bool = True,
+) -> RunView:
+    return view_of(status, answering=answering, processes=processes, since=Since(), now_s=0.0)
 
 
 def plain(renderable: Any) -> str:
@@ -75,10 +80,15 @@ def test_what_peers_say_cannot_draw() -> None:
 
 
 def test_a_run_whose_syncer_is_silent_still_shows_its_processes() -> None:
-    silent = view(None, {"syncer": ("restarting", 1), "us-east": ("not started", 0)})
-    assert silent.waiting == ("the syncer doesn't answer (it is restarting)",)
-    assert [region.state for region in silent.regions] == ["not started"]
-    assert "0/1 regions" in progress_line(silent)
+    starting = view(None, {"syncer": ("running", 0), "us-east": ("not started", 0)}, answering=False)
+    assert starting.waiting == ("the syncer is starting",)
+    assert [region.state for region in starting.regions] == ["not started"]
+    assert "0/1 regions" in progress_line(starting)
+
+    silent = view(STATUS, {"syncer": ("restarting", 1), "us-east": ("running", 0)}, answering=False)
+    assert silent.waiting == ("the syncer doesn't answer (it is restarting); regions train on",)
+    assert [region.state for region in silent.regions] == ["running"]
+    assert silent.global_step == 120
 
 
 @pytest.mark.parametrize(
@@ -146,7 +156,7 @@ def test_watching_follows_the_address_and_survives_silence(tmp_path: Path) -> No
 
     async def fetch(address: str, timeout_s: float) -> dict[str, Any]:
         asked.append(address)
-        if len(asked) == 1:
+        if len(asked) in (1, 3):
             raise PeerUnavailable("nobody there")
         return {"global_step": 7}
 
@@ -163,13 +173,13 @@ def test_watching_follows_the_address_and_survives_silence(tmp_path: Path) -> No
                     poll_s=0.0,
                 )
             )
-            while len(shown) < 3:  # noqa: ASYNC110 - the display is no event
+            while len(shown) < 4:  # noqa: ASYNC110 - the display is no event
                 await asyncio.sleep(0)
             task.cancel()
 
     asyncio.run(scene())
     assert asked[:2] == ["127.0.0.1:1", "127.0.0.1:2"]
-    assert shown[:3] == [None, None, 7]
+    assert shown[:4] == [None, None, 7, 7]
 
 
 def test_the_result_says_what_is_known_and_quotes_the_model() -> None:
@@ -183,13 +193,13 @@ def test_the_result_says_what_is_known_and_quotes_the_model() -> None:
         "uplink_bits_per_parameter": 3.9,
         "downlink_bits_per_parameter": 3.8,
     }
-    text = result_text(summary, {"sample": "The people\n\nof"}, [Path("runs/x/report.html")])
+    text = result_text(summary, {"sample": "The \x1b[31mpeople\n\nof"}, [Path("runs/x/report.html")])
     assert "validation loss   1.9123 nats a byte\n" in text
     assert "test loss" not in text
     assert "tokens trained    9.99M\n" in text
     assert "bits a parameter  3.90 up, 3.80 down\n" in text
     assert "report            runs/x/report.html\n" in text
-    assert text.endswith("The published model writes:\n    The people\n\n    of")
+    assert text.endswith("The published model writes:\n    The [31mpeople\n\n    of")
 
 
 def test_going_on_takes_the_same_words_and_one_more() -> None:

@@ -143,7 +143,7 @@ def _interrupt(supervisor: Supervisor, display: Display, number: signal.Signals)
 
 async def _watched(supervisor: Supervisor, display: Display, address_path: Path, clock: Clock) -> None:
     from wan_diloco.cli.progress import watch
-    from wan_diloco.transport.status import fetch_status
+    from wan_diloco.transport.grpc_client import fetch_status
 
     def processes() -> dict[str, tuple[str, int]]:
         return {keeper.spec.name: _shown(keeper) for keeper in (supervisor.syncer, *supervisor.learners)}

@@ -115,8 +115,7 @@ def check_data(config: RunConfig) -> None:
         DataError: The corpus is missing, can't be read, or is too small.
         ConfigError: The model knows fewer tokens than the text has.
     """
-    from wan_diloco.data import VOCAB_SIZE
-    from wan_diloco.learner.setup import open_shard
+    from wan_diloco.data import VOCAB_SIZE, BatchReader, encode_documents, load_corpus, shard_documents, split_corpus
 
     if config.model.vocab < VOCAB_SIZE:
         raise ConfigError(
@@ -124,8 +123,14 @@ def check_data(config: RunConfig) -> None:
             where="model.vocab",
             hint=f"{VOCAB_SIZE} or more",
         )
-    for index in range(len(config.regions)):
-        open_shard(config, index)
+    training = split_corpus(load_corpus(config.data.source)).training
+    for documents in shard_documents(training, len(config.regions), config.data.split):
+        BatchReader(
+            encode_documents(documents),
+            sequence_length=config.model.sequence_length,
+            batch_size=config.inner.batch_tokens // config.model.sequence_length,
+            seed=config.run.seed,
+        )
 
 
 def _check_writable(run_folder: Path) -> None:

@@ -143,7 +143,7 @@ async def watch(
     *,
     address_path: Path,
     processes: Callable[[], Mapping[str, tuple[str, int]]],
-    fetch: Callable[[str, float], Awaitable[dict[str, Any]]],
+    fetch: Callable[[str, float], Awaitable[Mapping[str, Any]]],
     clock: Clock,
     poll_s: float = _POLL_S,
 ) -> None:
@@ -158,13 +158,16 @@ async def watch(
         poll_s: Between two looks.
     """
     since = Since()
+    status: Mapping[str, Any] | None = None
     while True:
-        status: dict[str, Any] | None = None
-        address = _read(address_path)
+        answering, address = False, _read(address_path)
         if address:
             with contextlib.suppress(TransportError):
                 status = await fetch(address, _STATUS_TIMEOUT_S)
-        display.show(view_of(status, processes=processes(), since=since, now_s=clock.now_s()))
+                answering = True
+        if answering or status is None or not status.get("ended"):
+            # A syncer that has ended the run falls silent while it writes the report.
+            display.show(view_of(status, answering=answering, processes=processes(), since=since, now_s=clock.now_s()))
         await asyncio.sleep(poll_s)
 
 

@@ -116,11 +116,9 @@ def result_text(summary: Mapping[str, Any], evaluation: Mapping[str, Any], files
             lines.append(f"{label:<18}{form.format(*values)}")
     lines += [f"{path.stem:<18}{path}" for path in files]
     if evaluation.get("sample"):
-        lines += [
-            "",
-            "The published model writes:",
-            *(f"    {line}".rstrip() for line in evaluation["sample"].splitlines()),
-        ]
+        # What a model writes must not be able to steer a terminal.
+        sample = ["".join(filter(str.isprintable, line)) for line in evaluation["sample"].splitlines()]
+        lines += ["", "The published model writes:", *(f"    {line}".rstrip() for line in sample)]
     return "\n".join(lines)
 
 

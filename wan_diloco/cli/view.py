@@ -85,6 +85,7 @@ class Since:
 def view_of(
     status: Mapping[str, Any] | None,
     *,
+    answering: bool,
     processes: Mapping[str, tuple[str, int]],
     since: Since,
     now_s: float,
@@ -92,18 +93,22 @@ def view_of(
     """Pick out what is shown.
 
     Args:
-        status: The syncer's answer; None when it doesn't answer.
+        status: The syncer's last answer; None before the first.
+        answering: Whether that is how things are now; if not, what was true of regions may have changed.
         processes: For the syncer and each region, in the order to show: the condition of its process, and restarts.
         since: Remembers from view to view.
         now_s: The watcher's clock.
     """
     told: Mapping[str, Any] = status or {}
     learners = {str(learner.get("learner_id")): learner for learner in told.get("learners") or ()}
-    regions = tuple(
-        _region(name, process, learners.get(name), told, since=since, now_s=now_s)
-        for name, process in processes.items()
-        if name != "syncer"
-    )
+    traffic: Mapping[str, Any] = told.get("traffic") or {}
+    regions = []
+    for name, (condition, restarts) in processes.items():
+        if name != "syncer":
+            learner = learners.get(name)
+            state = _state(condition, learner, answering=answering)
+            since_s = since(name, state, now_s)
+            regions.append(_region(name, state, since_s, restarts, learner or {}, traffic.get(name) or {}))
     evaluation: Mapping[str, Any] = told.get("evaluation") or {}
     return RunView(
         global_step=told.get("global_step"),
@@ -114,46 +119,45 @@ def view_of(
         published_step=evaluation.get("global_step"),
         rounds=told.get("rounds"),
         participation=told.get("participation"),
-        regions=regions,
-        waiting=tuple(_waiting(status, processes.get("syncer", ("", 0))[0])),
+        regions=tuple(regions),
+        waiting=tuple(_waiting(told, processes["syncer"][0], answering=answering)),
     )
 
 
+def _state(condition: str, learner: Mapping[str, Any] | None, *, answering: bool) -> str:
+    """What the process or the syncer knows, whichever says more."""
+    if condition != "running":
+        return condition
+    if learner is None or not learner.get("incarnation"):
+        return "starting"
+    if not answering:
+        return condition
+    return "live" if learner.get("live") else "away"
+
+
 def _region(
-    name: str,
-    process: tuple[str, int],
-    learner: Mapping[str, Any] | None,
-    told: Mapping[str, Any],
-    *,
-    since: Since,
-    now_s: float,
+    name: str, state: str, since_s: float, restarts: int, learner: Mapping[str, Any], traffic: Mapping[str, Any]
 ) -> RegionView:
-    condition, restarts = process
-    if condition == "running":
-        state = "starting" if learner is None or not learner.get("incarnation") else "away"
-        state = "live" if learner is not None and learner.get("live") else state
-    else:
-        state = condition
-    about = learner or {}
-    traffic: Mapping[str, Any] = (told.get("traffic") or {}).get(name) or {}
     return RegionView(
         name=name,
         state=state,
-        since_s=since(name, state, now_s),
-        local_step=about.get("local_step"),
-        tokens=about.get("tokens"),
-        loss=about.get("loss"),
-        step_time_s=about.get("step_time_s"),
+        since_s=since_s,
+        local_step=learner.get("local_step"),
+        tokens=learner.get("tokens"),
+        loss=learner.get("loss"),
+        step_time_s=learner.get("step_time_s"),
         uplink_bytes=traffic.get("uplink_bytes"),
         downlink_bytes=traffic.get("downlink_bytes"),
         restarts=restarts,
     )
 
 
-def _waiting(status: Mapping[str, Any] | None, syncer: str) -> list[str]:
-    if status is None:
-        return [f"the syncer doesn't answer (it is {syncer})" if syncer != "running" else "the syncer isn't up yet"]
-    reasons = {**(status.get("reasons") or {}), **(status.get("waiting") or {})}
+def _waiting(told: Mapping[str, Any], syncer: str, *, answering: bool) -> list[str]:
+    if not answering:
+        return [
+            "the syncer is starting" if not told else f"the syncer doesn't answer (it is {syncer}); regions train on"
+        ]
+    reasons = {**(told.get("reasons") or {}), **(told.get("waiting") or {})}
     return [text for _, text in sorted(reasons.items()) if text]
 
 

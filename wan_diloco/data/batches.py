@@ -4,6 +4,9 @@ A *unit* is the batch of one local step of one region. Unit i is a pure function
 and i: there is no iterator whose state could be lost, nothing to fast-forward, and no order in which units must be
 read. Windows are numbered through: unit i holds windows i*B .. i*B+B-1 of an endless sequence of passes, each of
 which is a permutation of all windows of its own.
+
+torch takes seconds to import, and who only counts windows, as the check before a run does, has no use for it: it is
+imported where batches are.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from wan_diloco.errors import DataError
 
@@ -19,13 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
+    import torch
+
+    _Batch = tuple[torch.Tensor, torch.Tensor]
 
 __all__ = ["IGNORED_TARGET", "BatchReader", "evaluation_batches"]
 
 # Targets of this value don't count, in training or evaluation; torch's cross-entropy has it as its default.
 IGNORED_TARGET = -100
-
-_Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class BatchReader:
@@ -90,6 +93,8 @@ class BatchReader:
         Returns:
             Inputs and targets, both int64 (B, T), targets one token ahead.
         """
+        import torch  # noqa: PLC0415 - see above
+
         if index < 0:
             raise ValueError(f"units are numbered from 0, not {index}")
         first = index * self._batch_size
@@ -129,6 +134,8 @@ def evaluation_batches(
     Raises:
         DataError: There is nothing to predict.
     """
+    import torch  # noqa: PLC0415 - see above
+
     if len(tokens) < 2:
         raise DataError(
             f"the evaluation set has {len(tokens)} tokens: there is nothing to predict", where="data.source"

@@ -4,6 +4,9 @@ A snapshot is a folder with `tensors.safetensors` and `manifest.json`. It is sta
 name and renamed, and both files are covered by digests. Names sort naturally (`merge-9` before
 `merge-10`), and the order of names is the order of age: no clock is asked.
 
+torch takes seconds to import, and whoever locks a folder or reads a JSON file has no use for it: it is
+imported where tensors are.
+
 What must not happen here: pickle, or the loss of the last good snapshot, whatever was damaged.
 """
 
@@ -17,9 +20,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from wan_diloco.errors import CheckpointError, StorageError
 from wan_diloco.storage.atomic import read_json, sha256_file, write_json
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
+    import torch
 
 __all__ = [
     "LatestSnapshot",
@@ -72,6 +74,8 @@ class Snapshot:
             ValueError: The manifest holds a NaN or an infinity.
             TypeError: The manifest holds something that JSON doesn't know.
         """
+        import torch  # noqa: PLC0415 - see above
+
         copies = {
             name: (torch.as_tensor(value) if not isinstance(value, torch.Tensor) else value.detach())
             .to("cpu", copy=True)
@@ -165,6 +169,8 @@ def load_snapshot(folder: Path, name: str) -> Snapshot:
         CheckpointError: It is missing, incomplete, damaged, or of a newer format.
         ValueError: The name isn't one.
     """
+    from safetensors.torch import load_file  # noqa: PLC0415 - see above
+
     path = folder / _checked(name)
     manifest = _verified_manifest(path)
     try:
@@ -250,6 +256,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _save(tensors: Mapping[str, torch.Tensor], path: Path, target: Path) -> None:
+    from safetensors.torch import save_file  # noqa: PLC0415 - see above
+
     try:
         save_file(dict(tensors), path)
     except SafetensorError as exc:

@@ -15,7 +15,6 @@ import torch
 
 from wan_diloco.errors import CheckpointError, StorageError
 from wan_diloco.storage import Snapshot, keep_last, latest_snapshot, load_snapshot, remove_leftovers, save_snapshot
-from wan_diloco.storage import snapshot as module  # for patching what it calls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,12 +60,14 @@ def test_changes_during_the_write_do_not_reach_the_snapshot(tmp_path: Path, monk
     mutated = threading.Event()
     started = threading.Event()
 
+    save_file = safetensors.torch.save_file
+
     def slow(tensors: dict[str, torch.Tensor], path: Path) -> None:
         started.set()
         assert mutated.wait(10)
-        safetensors.torch.save_file(tensors, path)
+        save_file(tensors, path)
 
-    monkeypatch.setattr(module, "save_file", slow)
+    monkeypatch.setattr("safetensors.torch.save_file", slow)
     snapshot = Snapshot.capture({"published": published, "momentum": momentum}, counters)
     writer = threading.Thread(target=snapshot.write, args=(tmp_path, "merge-10"))
     writer.start()
@@ -170,7 +171,7 @@ def test_a_full_disk_leaves_earlier_snapshots_and_no_litter(tmp_path: Path, monk
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(module, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(StorageError, match=r"can't write .*merge-2: the disk or the quota is full"):
         save_snapshot(tmp_path, "merge-2", {"x": torch.zeros(1)}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["merge-1"]
