@@ -43,7 +43,6 @@ class EvaluatorProcess:
         self._report = report
         self._process: asyncio.subprocess.Process | None = None
         self._asked: set[str] = set()
-        self._early: list[bytes] = []
         self._finished = asyncio.Event()
 
     @property
@@ -56,12 +55,15 @@ class EvaluatorProcess:
         """Of the child."""
         return None if self._process is None else self._process.pid
 
-    async def run(self) -> None:
-        """Start the child and hear its answers until it ends; cancelling ends it."""
-        log = self._run_folder / "logs" / "evaluator.log"
+    async def start(self) -> None:
+        """Start the child.
+
+        Ordering: before gRPC is used, which doesn't like a process that is forked around it.
+        """
+        log = self._log()
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
+            self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "wan_diloco.syncer.evaluator",
@@ -73,11 +75,12 @@ class EvaluatorProcess:
                 # A Ctrl-C at the terminal is the syncer's to deal with; the end of stdin ends the child.
                 start_new_session=True,
             )
-        self._process = process
-        for line in self._early:
-            self._write(line)
+
+    async def run(self) -> None:
+        """Hear the child's answers until it ends; cancelling ends it."""
+        process = self._started()
         try:
-            await self._hear(process, log)
+            await self._hear(process)
             assert process.stdin is not None
             process.stdin.close()
             await process.wait()
@@ -93,22 +96,23 @@ class EvaluatorProcess:
             return
         self._asked.add(name)
         line = json.dumps({"snapshot": name, "final": final}).encode() + b"\n"
-        if self._process is None:
-            self._early.append(line)
-        else:
-            self._write(line)
+        stdin = self._started().stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended; `run` says so
+            stdin.write(line)
 
     async def finished(self) -> None:
         """Wait until the final answer is there, or none can come any more."""
         await self._finished.wait()
 
-    def _write(self, line: bytes) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, RuntimeError):  # it has ended; `run` says so
-            self._process.stdin.write(line)
+    def _started(self) -> asyncio.subprocess.Process:
+        assert self._process is not None, "start first"
+        return self._process
 
-    async def _hear(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def _log(self) -> Path:
+        return self._run_folder / "logs" / "evaluator.log"
+
+    async def _hear(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
             answer = json.loads(line)
@@ -119,7 +123,7 @@ class EvaluatorProcess:
                 self._answered(answer)
             if answer["final"]:
                 return
-        self._report(f"the evaluator ended by itself; {log} may say why")
+        self._report(f"the evaluator ended by itself; {self._log()} may say why")
 
 
 class Curve:
@@ -157,8 +161,12 @@ class Curve:
         self._report = report
         self._last_point = from_step // every_steps if from_step > 0 else -1
 
+    async def start(self) -> None:
+        """Start the evaluator; before gRPC is used."""
+        await self._evaluator.start()
+
     async def run(self) -> None:
-        """Run the evaluator; what a former syncer published and nobody looked at comes first."""
+        """Hear the evaluator; what a former syncer published and nobody looked at comes first."""
         for name in sorted(path.name for path in self._folder.glob("step-*")):
             self._evaluator.ask(name, final=False)
         await self._evaluator.run()

@@ -6,6 +6,7 @@ Only here is everything put together; nothing is decided.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ from wan_diloco.syncer.updates import Packing
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, MetricsWriter, read_metrics, summarise
 from wan_diloco.telemetry.report import render_report
-from wan_diloco.transport.interface import SyncerServer
+from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
 
 __all__ = ["build_service", "run_syncer"]
@@ -75,25 +76,25 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
         agreement=config.agreement(),
     )
     del model
-    with restored.lock, MetricsWriter(run_folder / METRICS_FILE, clock) as metrics:
+    with contextlib.ExitStack() as held:
+        held.callback(restored.lock.release)
+        held.callback(restored.journal.close)
+        metrics = held.enter_context(MetricsWriter(run_folder / METRICS_FILE, clock))
         workers = Workers.threads(config.syncer.threads)
-        try:
-            service = build_service(
-                config,
-                run_folder,
-                restored,
-                maths=maths,
-                metrics=metrics,
-                workers=workers,
-                clock=clock,
-                evaluate=True,
-                input_log=input_log,
-            )
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                exit_code = runner.run(_serve(service, grpc_server(config, service), run_folder))
-        finally:
-            workers.shutdown()
-            restored.journal.close()
+        held.callback(workers.shutdown)
+        service = build_service(
+            config,
+            run_folder,
+            restored,
+            maths=maths,
+            metrics=metrics,
+            workers=workers,
+            clock=clock,
+            evaluate=True,
+            input_log=input_log,
+        )
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            exit_code = runner.run(_serve(service, config.syncer.listen, run_folder))
         if service.finished:
             _conclude(service, maths, metrics, run_folder, clock)
         return exit_code
@@ -181,7 +182,9 @@ def build_service(
     )
 
 
-async def _serve(service: SyncerService, server: SyncerServer, run_folder: Path) -> int:
+async def _serve(service: SyncerService, listen: str, run_folder: Path) -> int:
+    await service.prepare()
+    server = GrpcSyncerServer(service, listen)
     received: list[signal.Signals] = []
 
     def drain(number: signal.Signals) -> None:

@@ -135,6 +135,14 @@ class SyncerService:
 
     # ---- for the process -------------------------------------------------------------------------
 
+    async def prepare(self) -> None:
+        """Start the evaluator's process.
+
+        Ordering: before the transport, since gRPC doesn't like processes that are forked around it.
+        """
+        if self._parts.curve is not None:
+            await self._parts.curve.start()
+
     async def run(self) -> None:
         """Serve until the run has ended or `stop` is called, then leave a snapshot behind.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tests.support.syncer import BATCH_TOKENS, close, contribution, maths_of, open_tiny, small_delta
 from wan_diloco.algorithm.codec import Payload, codec_by_name
@@ -35,15 +35,20 @@ from wan_diloco.protocol.messages import (
     UpdateReceived,
     Welcome,
 )
-from wan_diloco.syncer.fragments_store import Maths
+from wan_diloco.syncer.fragments_store import FragmentStore, Maths
 from wan_diloco.syncer.main import build_service
+from wan_diloco.syncer.plan import initial_model, model_tensors
 from wan_diloco.syncer.restore import Restored
 from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import METRICS_FILE, MetricsWriter
+from wan_diloco.transport.interface import Connection
 from wan_diloco.transport.memory import MemoryNetwork
-from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, Version
+from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, Version
 from wan_diloco.wire.frames import Buffers, pack
+
+if TYPE_CHECKING:
+    import torch
 
 WAIT_S = 30.0
 
@@ -51,7 +56,7 @@ WAIT_S = 30.0
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop run until something is so; a hang fails the test."""
     async with asyncio.timeout(WAIT_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 -- anything may make it so, and nobody says so
             await asyncio.sleep(0.002)
 
 
@@ -127,7 +132,7 @@ async def syncer(
 class Learner:
     """Answers pulls with deltas that depend only on its name, the fragment and the step; installs at once."""
 
-    def __init__(self, network: MemoryNetwork, config: RunConfig, name: str, initial: list[torch.Tensor]) -> None:
+    def __init__(self, connection: Connection, config: RunConfig, name: str, initial: Sequence[torch.Tensor]) -> None:
         self.name = name
         self.maths = maths_of(config)
         self.values = list(initial)
@@ -139,11 +144,11 @@ class Learner:
         self.paces: list[int] = []
         self.started = asyncio.Event()
         self.heard: list[SyncerMessage] = []
+        self.problem: BaseException | None = None
         self.spoil: Callable[[Payload], Payload] = lambda payload: payload
         self._initial_digests = tuple(digest(value) for value in initial)
-        self._network = network
         self._config = config
-        self._connection = network.connection(LearnerId(name))
+        self._connection = connection
 
     async def run(self) -> None:
         """Until the connection ends."""
@@ -166,14 +171,16 @@ class Learner:
                 self._group = group
                 group.create_task(self._listen())
                 group.create_task(self._receive())
-        except* TransportError:
-            pass
+        except* TransportError as group:
+            print(self.name, "lost its connection:", *group.exceptions)  # noqa: T201 -- shown where a test fails
 
     async def leave(self) -> None:
         await self._connection.close()
 
     def step(self, count: int = 1) -> None:
         """Train, as far as anybody can tell."""
+        if self.problem is not None:
+            raise self.problem
         self.local_step += count
         self.report()
 
@@ -248,7 +255,8 @@ class Learner:
             attempt=pull.attempt,
             incarnation=self.incarnation,
         )
-        await self._connection.upload(header, pack(payload.codes, payload.scales), 0.0)
+        with contextlib.suppress(TransportError):  # refused while it was still writing, perhaps: it is asked again
+            await self._connection.upload(header, pack(payload.codes, payload.scales), 0.0)
 
     async def _receive(self) -> None:
         async for header, buffers in self._connection.updates():
@@ -276,11 +284,16 @@ class Learner:
 
 
 @asynccontextmanager
-async def learners(network: MemoryNetwork, config: RunConfig, made: Syncer, *names: str) -> AsyncIterator[list[Learner]]:
-    """Learners that are connected and may take steps."""
-    initial = [value.published_N for value in _initial_store(config)]
-    group = [Learner(network, config, name, initial) for name in names]
+async def learners(config: RunConfig, connect: Callable[[LearnerId], Connection]) -> AsyncIterator[list[Learner]]:
+    """All configured learners, connected, and free to take steps."""
+    maths = maths_of(config)
+    store = FragmentStore.fresh(maths.layout, model_tensors(initial_model(config)))
+    initial = [value.published_N for value in store.values()]
+    names = [LearnerId(region.name) for region in config.regions]
+    group = [Learner(connect(name), config, name, initial) for name in names]
     tasks = [asyncio.get_running_loop().create_task(learner.run()) for learner in group]
+    for task, learner in zip(tasks, group, strict=True):
+        task.add_done_callback(lambda done, one=learner: setattr(one, "problem", done.exception()))
     try:
         for learner in group:
             await asyncio.wait_for(learner.started.wait(), WAIT_S)
@@ -293,11 +306,15 @@ async def learners(network: MemoryNetwork, config: RunConfig, made: Syncer, *nam
             task.result()
 
 
-def _initial_store(config: RunConfig):
-    from wan_diloco.syncer.fragments_store import FragmentStore
-    from wan_diloco.syncer.plan import initial_model, model_tensors
-
-    return FragmentStore.fresh(maths_of(config).layout, model_tensors(initial_model(config))).values()
+@asynccontextmanager
+async def scene(config: RunConfig, folder: Path, **options: Any) -> AsyncIterator[tuple[Syncer, list[Learner]]]:
+    """A syncer and its learners."""
+    async with (
+        MemoryNetwork() as network,
+        syncer(network, config, folder, **options) as made,
+        learners(config, network.connection) as group,
+    ):
+        yield made, group
 
 
 async def advance(group: list[Learner], made: Syncer, steps: int, *, settle: bool = True) -> None:
@@ -310,9 +327,9 @@ async def advance(group: list[Learner], made: Syncer, steps: int, *, settle: boo
         settle: Also wait until every round that is due was published.
     """
     for _ in range(steps):
+        step = made.service.status()["global_step"] + 1
         for learner in group:
             learner.step()
-        step = max(made.service.status()["global_step"], group[0].local_step)
 
         def done(step: int = step) -> bool:
             status = made.service.status()

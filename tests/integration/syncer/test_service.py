@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
 
-from tests.integration.syncer.bench import Learner, advance, learners, syncer, until
-from tests.support.syncer import tiny_config
+from tests.integration.syncer.bench import advance, learners, scene, syncer, until
+from tests.support.syncer import close, open_tiny, tiny_config
 from wan_diloco.algorithm.codec import Payload
 from wan_diloco.errors import StorageError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import SyncerEvent
-from wan_diloco.protocol.messages import RefusalReason
+from wan_diloco.protocol.messages import RefusalReason, Stop
 from wan_diloco.protocol.syncer_machine import SyncerMachine
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.tape import FragmentPublished, TapeRecord
+from wan_diloco.storage.journal import Journal
 from wan_diloco.syncer import journal_keeper
+from wan_diloco.syncer.journal_keeper import KIND_TAPE
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.transport.memory import MemoryNetwork
 
@@ -29,7 +34,9 @@ def _quick(monkeypatch):
 
 
 def _tensors(store):
-    return [(value.version, value.digest, value.exact_N, value.published_N, value.momentum_N) for value in store.values()]
+    return [
+        (value.version, value.digest, value.exact_N, value.published_N, value.momentum_N) for value in store.values()
+    ]
 
 
 def _assert_same(left, right):
@@ -43,78 +50,115 @@ def _lines(path):
 
 
 def test_rounds_close_and_every_learner_holds_the_published_bits(tmp_path):
-    async def scene():
-        config = tiny_config()
-        async with MemoryNetwork() as network, syncer(network, config, tmp_path) as made:
-            async with learners(network, config, made, "east", "west") as group:
-                await advance(group, made, 9)
-                await until(lambda: min(made.versions) >= 2)
-                for learner in group:
-                    await until(lambda one=learner: [v.count for v in one.versions] == made.versions)
-                    for index, value in enumerate(made.restored.store.values()):
-                        assert torch.equal(learner.values[index], value.published_N)
-                status = made.service.status()
-        assert status["balance"] == 0
-        assert status["rounds"] == sum(made.versions)
-        assert status["participation"] == 1.0
-        assert status["rejected"] == {}
+    async def story():
+        async with scene(tiny_config(), tmp_path) as (made, group):
+            await advance(group, made, 9)
+            for learner in group:
+                await until(lambda one=learner: [v.count for v in one.versions] == made.versions)
+                for index, value in enumerate(made.restored.store.values()):
+                    assert torch.equal(learner.values[index], value.published_N)
+            return made.service.status(), made.versions
 
-    asyncio.run(scene())
-    rounds = [line for line in _lines(tmp_path / "metrics.jsonl") if line["kind"] == "round"]
+    status, versions = asyncio.run(story())
+    assert min(versions) >= 2
+    assert status["balance"] == 0
+    assert status["rounds"] == sum(versions)
+    assert status["participation"] == 1.0
+    assert status["rejected"] == {}
+    lines = _lines(tmp_path / "metrics.jsonl")
+    rounds = [line for line in lines if line["kind"] == "round"]
+    assert len(rounds) == sum(versions)
     assert {item["learner"] for line in rounds for item in line["merged"]} == {"east", "west"}
     assert all(line["opened_s"] <= line["quorate_s"] <= line["closed_s"] <= line["published_s"] for line in rounds)
-    traffic = {line["region"]: line for line in _lines(tmp_path / "metrics.jsonl") if line["kind"] == "traffic"}
+    traffic = {line["region"]: line for line in lines if line["kind"] == "traffic"}
     assert min(traffic["east"][key] for key in ("uplink_bytes", "downlink_bytes", "control_bytes")) > 0
+    newest = {line["region"]: line["local_step"] for line in lines if line["kind"] == "learner"}
+    assert newest == {"east": 9, "west": 9}
     kinds = {line["type"] for line in _lines(tmp_path / "tape.jsonl")}
     assert {"SyncerStarted", "RunStarted", "RoundClosed", "FragmentPublished"} <= kinds
 
 
 @pytest.mark.parametrize("codec", ["int4", "f32"])
 def test_a_killed_syncer_comes_back_to_the_same_bits_and_goes_on(tmp_path, codec):
-    async def first(config):
-        async with MemoryNetwork() as network, syncer(network, config, tmp_path) as made:
-            async with learners(network, config, made, "east", "west") as group:
-                await advance(group, made, 9)
-                await until(lambda: min(made.versions) >= 2)
-                await made.crash()
-            return _tensors(made.restored.store), made.service.state
+    config = tiny_config(wire={"codec": codec})
 
-    async def second(config, before, state):
+    async def first():
+        async with scene(config, tmp_path) as (made, group):
+            await advance(group, made, 9)
+            await made.crash()
+        return _tensors(made.restored.store), made.service.state
+
+    async def second(before, state):
         async with MemoryNetwork() as network, syncer(network, config, tmp_path, resume=True) as made:
             _assert_same(before, _tensors(made.restored.store))
             assert made.service.state.versions == state.versions
             assert made.service.state.units == state.units
             old = made.versions
-            async with learners(network, config, made, "east", "west") as group:
+            # Learners in a new life, with nothing but the initial weights: they are brought up to date first.
+            async with learners(config, network.connection) as group:
                 await until(lambda: all([v.count for v in one.versions] == old for one in group))
-                await advance(group, made, 9)
-                await until(lambda: min(made.versions) >= min(old) + 1)
+                await advance(group, made, 5)
                 assert {one.incarnation for one in group} == {2}
+            assert min(made.versions) > min(old)
             assert made.service.state.term == 2
+            assert made.service.status()["balance"] == 0
 
-    config = tiny_config(wire={"codec": codec})
-    before, state = asyncio.run(first(config))
+    before, state = asyncio.run(first())
     assert min(value[0].count for value in before) >= 2
-    asyncio.run(second(config, before, state))
+    asyncio.run(second(before, state))
 
 
 def test_a_drained_syncer_leaves_a_snapshot_with_everything_in_it(tmp_path):
-    async def first(config):
-        async with MemoryNetwork() as network, syncer(network, config, tmp_path) as made:
-            async with learners(network, config, made, "east", "west") as group:
-                await advance(group, made, 5)
-                await until(lambda: max(made.versions) >= 1)
+    config = tiny_config()
+
+    async def first():
+        async with scene(config, tmp_path) as (made, group):
+            await advance(group, made, 5)
             await made.stop()
             return _tensors(made.restored.store)
 
-    async def second(config, before):
-        async with MemoryNetwork() as network, syncer(network, config, tmp_path, resume=True) as made:
-            _assert_same(before, _tensors(made.restored.store))
-            assert made.restored.tape == ()
+    before = asyncio.run(first())
+    assert max(value[0].count for value in before) >= 1
+    restored = open_tiny(tmp_path / "state", config, resume=True)
+    _assert_same(before, _tensors(restored.store))
+    assert restored.tape == ()
+    close(restored)
 
+
+def test_wherever_the_journal_is_cut_the_state_before_the_cut_comes_back(tmp_path):
     config = tiny_config()
-    before = asyncio.run(first(config))
-    asyncio.run(second(config, before))
+
+    async def first():
+        async with scene(config, tmp_path / "run") as (made, group):
+            await advance(group, made, 5)
+            await made.crash()
+            return _tensors(made.restored.store)
+
+    (tmp_path / "run").mkdir()
+    at_end = asyncio.run(first())
+    folder = tmp_path / "run" / "state"
+    segment = folder / "journal" / "0000000001.journal"
+    whole = segment.read_bytes()
+    with Journal.open(folder / "journal") as journal:
+        records = [(ref, head) for ref, head in journal.records() if head.kind == KIND_TAPE]
+    published = 0
+    for ref, head in records:
+        # Cut inside the record, then right behind it.
+        for end, more in ((ref.offset + ref.length - 3, 0), (ref.offset + ref.length, 1)):
+            shutil.copytree(folder, tmp_path / "cut")
+            (tmp_path / "cut" / "journal" / segment.name).write_bytes(whole[:end])
+            restored = open_tiny(tmp_path / "cut", config, resume=True)
+            record = serial.from_json(TapeRecord, json.loads(head.meta))
+            expected = published + (more and isinstance(record, FragmentPublished))
+            assert sum(value.version.count for value in restored.store.values()) == expected
+            assert [value.digest for value in restored.store.values()] == restored.state.digests
+            assert sum(map(abs, (restored.state.ledger.totals(restored.state.parameters).balance,))) == 0
+            if end == records[-1][0].offset + records[-1][0].length:
+                _assert_same(at_end, _tensors(restored.store))
+            close(restored)
+            shutil.rmtree(tmp_path / "cut")
+        published = expected
+    assert published == sum(value[0].count for value in at_end) >= 2
 
 
 class FullDisk:
@@ -135,154 +179,176 @@ class FullDisk:
         return getattr(self._journal, name)
 
 
+class LostDisk(FullDisk):
+    """A journal that can't flush."""
+
+    def append(self, kind, meta, payload=()):
+        return self._journal.append(kind, meta, payload)
+
+    def sync(self):
+        if self.full:
+            raise StorageError("the journal couldn't be flushed and must be opened anew")
+        self._journal.sync()
+
+
+def _on(disk_class, disks):
+    def prepare(restored):
+        disks.append(disk_class(restored.journal))
+        return dataclasses.replace(restored, journal=disks[0])
+
+    return prepare
+
+
 def test_while_the_disk_is_full_the_syncer_answers_and_afterwards_goes_on(tmp_path):
     disks = []
 
-    def prepare(restored):
-        disks.append(FullDisk(restored.journal))
-        return dataclasses.replace(restored, journal=disks[0])
+    async def story():
+        async with scene(tiny_config(), tmp_path, prepare=_on(FullDisk, disks)) as (made, group):
+            await advance(group, made, 1)
+            disks[0].full = True
+            for learner in group:
+                learner.step(4)
+            await until(lambda: "the disk" in made.service.status()["reasons"].get("journal", ""))
+            refused = disks[0].refused
+            await until(lambda: disks[0].refused >= refused + 3)
+            assert made.versions == [0, 0]
+            disks[0].full = False
+            await until(lambda: max(made.versions) >= 1)
+            assert "journal" not in made.service.status()["reasons"]
 
-    async def scene():
-        config = tiny_config()
-        async with MemoryNetwork() as network, syncer(network, config, tmp_path, prepare=prepare) as made:
-            async with learners(network, config, made, "east", "west") as group:
-                await advance(group, made, 1)
-                disks[0].full = True
-                for learner in group:
-                    learner.step(4)
-                await until(lambda: "the disk" in network.fetch_status()["reasons"].get("journal", ""))
-                refused = disks[0].refused
-                await until(lambda: disks[0].refused >= refused + 3)
-                assert made.versions == [0, 0]
-                disks[0].full = False
-                await until(lambda: max(made.versions) >= 1)
-                assert "journal" not in network.fetch_status()["reasons"]
-
-    asyncio.run(scene())
+    asyncio.run(story())
     waits = [line["reason"] for line in _lines(tmp_path / "metrics.jsonl") if line["kind"] == "waiting"]
     assert any("disk" in reason for reason in waits)
 
 
-def test_a_journal_that_lost_track_ends_the_service(tmp_path):
-    class Broken(FullDisk):
-        def sync(self):
-            if self.full:
-                raise StorageError("the journal couldn't be flushed and must be opened anew")
-            self._journal.sync()
+def test_a_merge_whose_publication_does_not_fit_is_done_again_from_the_same_value(tmp_path):
+    class NoRoomForPublications(FullDisk):
+        def append(self, kind, meta, payload=()):
+            return super().append(kind, meta, payload) if kind == 3 else self._journal.append(kind, meta, payload)
 
     disks = []
 
-    def prepare(restored):
-        disks.append(Broken(restored.journal))
-        return dataclasses.replace(restored, journal=disks[0])
+    async def story():
+        async with scene(tiny_config(), tmp_path, prepare=_on(NoRoomForPublications, disks)) as (made, group):
+            before = _tensors(made.restored.store)
+            disks[0].full = True
+            for learner in group:
+                learner.step(4)
+            await until(lambda: disks[0].refused >= 1)
+            _assert_same(before, _tensors(made.restored.store))
+            await until(lambda: "storage" in made.service.status()["waiting"])
+            disks[0].full = False
+            await until(lambda: max(made.versions) >= 1)
+            assert made.service.status()["balance"] == 0
 
-    async def scene():
-        config = tiny_config()
-        async with MemoryNetwork() as network, syncer(network, config, tmp_path, prepare=prepare) as made:
-            async with learners(network, config, made, "east", "west") as group:
-                disks[0].full = True
-                for learner in group:
-                    learner.step(5)
-                await until(made.task.done)
-                assert made.task.exception().subgroup(StorageError) is not None
-
-    asyncio.run(scene())
+    asyncio.run(story())
 
 
-@pytest.mark.parametrize("quorum", [2])
-def test_a_contribution_with_a_nan_is_refused_whole_and_its_sender_resynced(tmp_path, quorum):
+def test_a_journal_that_lost_track_ends_the_service(tmp_path):
+    disks = []
+
+    async def story():
+        async with scene(tiny_config(), tmp_path, prepare=_on(LostDisk, disks)) as (made, group):
+            disks[0].full = True
+            for learner in group:
+                learner.step(5)
+            await until(made.task.done)
+            assert made.task.exception().subgroup(StorageError) is not None
+
+    asyncio.run(story())
+
+
+def test_a_contribution_with_a_nan_is_refused_whole_and_its_sender_resynced(tmp_path):
     def spoil(payload: Payload) -> Payload:
         scales = payload.scales.copy()
         scales[:2] = 0xFF
         return Payload(codes=payload.codes, scales=scales)
 
-    async def scene():
-        config = tiny_config(sync={"quorum": quorum})
-        async with MemoryNetwork() as network, syncer(network, config, tmp_path) as made:
-            async with learners(network, config, made, "east", "west") as group:
-                west: Learner = group[1]
-                west.spoil = spoil
-                await advance(group, made, 3, settle=False)
-                await until(lambda: len(west.refusals()) >= 1)
-                assert west.refusals()[0].reason is RefusalReason.NON_FINITE
-                # Alone the other makes no quorum: a refused contribution is nobody's.
-                assert made.versions == [0, 0]
-                assert made.service.status()["rejected"]["non_finite"] >= 1
-                await until(lambda: max(west.resyncs) >= 1)
-                west.spoil = lambda payload: payload
-                await advance(group, made, 2, settle=False)
-                await until(lambda: max(made.versions) >= 1)
+    async def story():
+        async with scene(tiny_config(), tmp_path) as (made, group):
+            west = group[1]
+            west.spoil = spoil
+            await advance(group, made, 3, settle=False)
+            await until(lambda: len(west.refusals()) >= 1)
+            assert west.refusals()[0].reason is RefusalReason.NON_FINITE
+            # Alone the other makes no quorum: a refused contribution is nobody's.
+            assert made.versions == [0, 0]
+            assert made.service.status()["rejected"]["non_finite"] >= 1
+            await until(lambda: max(west.resyncs) >= 1)
+            west.spoil = lambda payload: payload
+            await advance(group, made, 2, settle=False)
+            await until(lambda: max(made.versions) >= 1)
 
-    asyncio.run(scene())
+    asyncio.run(story())
     events = [line for line in _lines(tmp_path / "metrics.jsonl") if line["kind"] == "event"]
     assert any(line["name"] == "contribution_rejected" and "west" in line["detail"] for line in events)
 
 
-def test_the_input_log_makes_a_fresh_machine_decide_the_same(tmp_path):
-    async def scene():
-        config = tiny_config()
-        async with (
-            MemoryNetwork() as network,
-            syncer(network, config, tmp_path, workers=Workers.inline(), input_log=True) as made,
-        ):
-            async with learners(network, config, made, "east", "west") as group:
-                await advance(group, made, 6)
-                await until(lambda: max(made.versions) >= 1)
-            await made.stop()
-            return made
+def test_a_learner_that_was_away_is_brought_up_to_date_by_the_value(tmp_path):
+    config = tiny_config(sync={"quorum": 1}, syncer={"keep_updates": 1})
 
-    made = asyncio.run(scene())
-    state = type(made.service.state)(
-        parameters=made.service.state.parameters,
-        initial_digests=made.service.state.initial_digests,
-        keep_updates=made.service.state.keep_updates,
+    async def story():
+        async with MemoryNetwork() as network, syncer(network, config, tmp_path) as made:
+            async with learners(config, network.connection) as group:
+                await advance(group, made, 9)
+            assert min(made.versions) >= 2
+            async with learners(config, network.connection) as group:
+                await until(lambda: all([v.count for v in one.versions] == made.versions for one in group))
+                for index, value in enumerate(made.restored.store.values()):
+                    assert torch.equal(group[0].values[index], value.published_N)
+
+    asyncio.run(story())
+
+
+def test_the_input_log_makes_a_fresh_machine_decide_the_same(tmp_path):
+    async def story():
+        async with scene(tiny_config(), tmp_path, workers=Workers.inline(), input_log=True) as (made, group):
+            await advance(group, made, 6)
+            await made.stop()
+            return made.service
+
+    service = asyncio.run(story())
+    state = SyncerState(
+        parameters=service.state.parameters,
+        initial_digests=service.state.initial_digests,
+        keep_updates=service.state.keep_updates,
     )
-    machine = SyncerMachine(made.service._machine.context.settings, state)
+    machine = SyncerMachine(service._machine.context.settings, state)
     for line in _lines(tmp_path / "input.jsonl"):
         if line["event"] is None:
             machine.start(line["now_s"])
         else:
             machine.handle(serial.from_json(SyncerEvent, line["event"]), line["now_s"])
-    assert state.versions == made.service.state.versions
-    assert state.digests == made.service.state.digests
-    assert state.totals == made.service.state.totals
+    assert sum(version.count for version in state.versions) >= 2
+    assert state.digests == service.state.digests
+    assert state.totals == service.state.totals
 
 
 def test_snapshots_drop_the_journal_that_nothing_needs(tmp_path, monkeypatch):
-    from wan_diloco.storage import journal
+    monkeypatch.setattr(Journal.open.__func__, "__defaults__", (30_000,))
+    config = tiny_config(syncer={"snapshot_every": "1ms", "keep_updates": 1})
 
-    monkeypatch.setattr(journal, "SEGMENT_BYTES", 30_000)
-    monkeypatch.setattr(journal.Journal.open.__func__, "__defaults__", (30_000,))
-
-    async def scene():
-        config = tiny_config(syncer={"snapshot_every": "1ms", "keep_updates": 1})
-        async with MemoryNetwork() as network, syncer(network, config, tmp_path) as made:
-            async with learners(network, config, made, "east", "west") as group:
-                for _ in range(12):
-                    await advance(group, made, 4)
-                await until(lambda: made.restored.journal.segments[0] > 1)
-            await made.stop()
+    async def story():
+        async with scene(config, tmp_path) as (made, group):
+            await advance(group, made, 40)
+            await until(lambda: made.restored.journal.segments[0] > 1)
+            await made.crash()
             return _tensors(made.restored.store)
 
-    before = asyncio.run(scene())
-    assert len(list((tmp_path / "state" / "snapshots").iterdir())) == 2
-
-    async def again():
-        async with MemoryNetwork() as network, syncer(network, tiny_config(syncer={"snapshot_every": "1ms", "keep_updates": 1}), tmp_path, resume=True) as made:
-            _assert_same(before, _tensors(made.restored.store))
-
-    asyncio.run(again())
+    before = asyncio.run(story())
+    assert len(list((tmp_path / "state" / "snapshots").glob("state-*"))) == 2
+    restored = open_tiny(tmp_path / "state", config, resume=True)
+    _assert_same(before, _tensors(restored.store))
+    close(restored)
 
 
 def test_the_run_ends_at_its_last_step_and_the_learners_are_told(tmp_path):
-    async def scene():
-        config = tiny_config(run={"tokens": 32 * 2 * 8})
-        async with MemoryNetwork() as network, syncer(network, config, tmp_path) as made:
-            async with learners(network, config, made, "east", "west") as group:
-                await advance(group, made, 8)
-                await asyncio.wait_for(asyncio.shield(made.task), 20)
-                assert made.service.finished
-                assert any(type(message).__name__ == "Stop" for message in group[0].heard)
-                assert made.service.status()["balance"] == 0
+    async def story():
+        async with scene(tiny_config(run={"tokens": 32 * 2 * 8}), tmp_path) as (made, group):
+            await advance(group, made, 8)
+            await asyncio.wait_for(asyncio.shield(made.task), 20)
+            assert made.service.finished
+            assert all(any(isinstance(message, Stop) for message in learner.heard) for learner in group)
+            assert made.service.status()["balance"] == 0
 
-    asyncio.run(scene())
+    asyncio.run(story())

@@ -12,9 +12,7 @@ from wan_diloco.storage import JournalRef
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_TAPE
 from wan_diloco.units import Incarnation, LearnerId, LocalStep
 
-ADMITTED = LearnerAdmitted(
-    learner_id=LearnerId("east"), incarnation=Incarnation(3), local_step=LocalStep(0), tokens=0
-)
+ADMITTED = LearnerAdmitted(learner_id=LearnerId("east"), incarnation=Incarnation(3), local_step=LocalStep(0), tokens=0)
 
 
 def test_a_fresh_folder_begins_at_the_initial_weights(tmp_path):
@@ -27,7 +25,7 @@ def test_a_fresh_folder_begins_at_the_initial_weights(tmp_path):
 
 def test_a_folder_with_a_run_is_only_taken_up_when_asked(tmp_path):
     close(open_tiny(tmp_path / "state", tiny_config()))
-    with pytest.raises(ConfigError, match="there is a run in this folder already.*--resume"):
+    with pytest.raises(ConfigError, match=r"there is a run in this folder already.*--resume"):
         open_tiny(tmp_path / "state", tiny_config())
     restored = open_tiny(tmp_path / "state", tiny_config(), resume=True)
     assert restored.resumed
