@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wan_diloco.protocol.messages import (
     ContributionHeader,
@@ -24,6 +23,9 @@ from wan_diloco.protocol.messages import (
 from wan_diloco.transport.interface import Session
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
 from wan_diloco.wire.frames import Buffers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _Found = TypeVar("_Found")
 

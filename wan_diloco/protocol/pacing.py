@@ -46,11 +46,15 @@ class TokenBucket:
         Returns:
             Seconds to wait from now before letting them go, >= 0. Waits end in the order of the calls.
         """
+        wait_s = self.wait_s(amount_bytes, now_s)
+        self._level -= amount_bytes
+        return wait_s
+
+    def wait_s(self, amount_bytes: int, now_s: float) -> float:
+        """What `reserve` would return, without taking anything."""
         _check(amount_bytes >= 0, "amounts are never negative")
         self._refill(now_s)
-        missing = min(amount_bytes, self._burst) - self._level
-        self._level -= amount_bytes
-        return max(0.0, missing / self._rate)
+        return max(0.0, (min(amount_bytes, self._burst) - self._level) / self._rate)
 
     def spend(self, amount_bytes: int, now_s: float) -> None:
         """Note bytes that left without asking, so that later ones make room for them."""

@@ -146,6 +146,8 @@ class ClientConnection:
         finally:
             self._lose("closed")
             await self._dialer.close()
+            # A network may hold sockets as long as its calls are held.
+            self._control = self._download = None
 
     async def _next_message(self, control: ClientStream) -> SyncerMessage:
         try:

@@ -74,13 +74,14 @@ class _GrpcDialer:
 
     def control(self, outgoing: AsyncIterator[bytes]) -> ClientStream:
         opening: _RawMethod = self._control.stream_stream(Method.CONTROL)
-        return _ControlStream(opening(outgoing))
+        return _SteadyStream(opening(outgoing))
 
     def call(self, method: Method, metadata: Metadata) -> ClientStream:
         self._calls += 1
         channel = self._download if method is Method.DOWNLOAD else self._uploads[self._calls % _UPLOAD_CHANNELS]
         opening: _RawMethod = channel.stream_stream(method)
-        return _GrpcStream(opening(metadata=tuple(metadata.items())))
+        kind = _SteadyStream if method is Method.DOWNLOAD else _GrpcStream
+        return kind(opening(metadata=tuple(metadata.items())))
 
     async def close(self) -> None:
         for channel in (self._control, self._download, *self._uploads):
@@ -120,10 +121,10 @@ class _GrpcStream:
         self._call.cancel()
 
 
-class _ControlStream(_GrpcStream):
+class _SteadyStream(_GrpcStream):
     """One whose reader may be cancelled without ending the call, as gRPC's own may not.
 
-    So that a driver may drop its reader, queue a last word, and close.
+    So that a driver may drop its readers, queue a last word, and close.
     """
 
     def __init__(self, call: _RawCall) -> None:

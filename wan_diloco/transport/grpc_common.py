@@ -31,7 +31,8 @@ __all__ = ["REASON_KEY", "channel_options", "guarded", "plain_metadata", "server
 _Result = TypeVar("_Result")
 # "-bin": a reason may hold any characters.
 REASON_KEY: Final = "wd-reason-bin"
-_MIN_BACKOFF_MS: Final = 200
+_INITIAL_BACKOFF_MS: Final = 200
+_ATTEMPT_MS: Final = 10_000
 _MAX_BACKOFF_MS: Final = 5_000
 
 
@@ -41,8 +42,8 @@ def channel_options(keepalive: Keepalive) -> list[tuple[str, int]]:
         *_both_ends(keepalive),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
-        ("grpc.initial_reconnect_backoff_ms", _MIN_BACKOFF_MS),
-        ("grpc.min_reconnect_backoff_ms", _MIN_BACKOFF_MS),
+        ("grpc.initial_reconnect_backoff_ms", _INITIAL_BACKOFF_MS),
+        ("grpc.min_reconnect_backoff_ms", _ATTEMPT_MS),
         ("grpc.max_reconnect_backoff_ms", _MAX_BACKOFF_MS),
     ]
 
@@ -62,6 +63,7 @@ def _both_ends(keepalive: Keepalive) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.keepalive_time_ms", _milliseconds(keepalive.time_s)),
         ("grpc.keepalive_timeout_ms", _milliseconds(keepalive.timeout_s)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(keepalive.timeout_s)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
@@ -97,13 +99,19 @@ async def guarded(awaited: Awaitable[_Result]) -> _Result:
     except grpc.aio.AioRpcError as problem:
         raise translated(problem.code(), problem.details()) from problem
     except asyncio.CancelledError as problem:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if _being_cancelled():
             raise
         # gRPC says so when the call was cancelled, which is not the task's cancellation.
         raise TransportError("the call was cancelled") from problem
     except (asyncio.InvalidStateError, grpc.aio.BaseError) as problem:
         raise TransportError(f"the call is over: {problem}") from problem
+
+
+def _being_cancelled() -> bool:
+    # In a function of its own: a frame that holds its task and is held by the task's exception is a cycle,
+    # and keeps sockets open until the garbage collector comes by.
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def plain_metadata(found: Iterable[tuple[str, str | bytes]] | None) -> Metadata:

@@ -60,3 +60,5 @@ class Lifetime:
             raise
         finally:
             del self._inside[task]
+            # The task's exception holds this frame: together they would be a cycle.
+            del task

@@ -55,8 +55,8 @@ class Keepalive:
 
     Attributes:
         time_s: Silence after which it is asked for a sign of life.
-        timeout_s: For that sign; several round trips of the slowest link.
+        timeout_s: For that sign; several round trips of the slowest link, and what its buffers hold before it.
     """
 
     time_s: float = 5.0
-    timeout_s: float = 5.0
+    timeout_s: float = 10.0

@@ -23,6 +23,7 @@ _BURST_S: Final = 0.01
 _BURST_BYTES_MIN: Final = 16 * 1024
 # A message leaves in one go: it should take no more than this of the line's time.
 _MESSAGE_S: Final = 0.05
+_TICK_S: Final = 1e-9
 
 
 def wire_cost(message_bytes: int) -> int:
@@ -56,10 +57,10 @@ class Pacer:
         """Nothing has left yet."""
         self._bucket: TokenBucket | None = None
         self._transfers = 0
-        self._busy = False
-        # Who waits for the turn: (age of the transfer, order of asking, wake-up call).
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        # Who waits: (age of the transfer, order of asking, cost, wake-up call).
+        self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._asked = 0
+        self._timer: asyncio.TimerHandle | None = None
         if rate_bytes_per_s is not None:
             self._bucket = _bucket(rate_bytes_per_s)
 
@@ -71,6 +72,7 @@ class Pacer:
             self._bucket = _bucket(rate_bytes_per_s)
         else:
             self._bucket.set_rate(rate_bytes_per_s, _now_s())
+        self._serve()
 
     def spend(self, message_bytes: int) -> None:
         """Note a message that goes past the pacer (control does), so that bulk makes room for it."""
@@ -91,35 +93,29 @@ class Pacer:
         """Wait until a message of a transfer of that age may be written; used by `Transfer`."""
         if self._bucket is None:
             return
-        await self._take_turn(age)
-        try:
-            wait_s = self._bucket.reserve(wire_cost(message_bytes), _now_s())
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-        finally:
-            self._pass_turn()
-
-    async def _take_turn(self, age: int) -> None:
-        if not self._busy:
-            self._busy = True
-            return
         self._asked += 1
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (age, self._asked, turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._pass_turn()
-            raise
+        heapq.heappush(self._waiting, (age, self._asked, wire_cost(message_bytes), turn))
+        self._serve()
+        await turn
 
-    def _pass_turn(self) -> None:
+    def _serve(self) -> None:
+        """Let go whoever may; it is decided who only when the bytes are there, so that the oldest can't miss it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         while self._waiting:
-            _, _, turn = heapq.heappop(self._waiting)
+            _, _, cost, turn = self._waiting[0]
+            if self._bucket is not None and not turn.done():
+                wait_s = self._bucket.wait_s(cost, _now_s())
+                # Less than a clock's tick would only make the timer fire again and again.
+                if wait_s > _TICK_S:
+                    self._timer = asyncio.get_running_loop().call_later(wait_s, self._serve)
+                    return
+                self._bucket.reserve(cost, _now_s())
+            heapq.heappop(self._waiting)
             if not turn.done():
                 turn.set_result(None)
-                return
-        self._busy = False
 
 
 class Transfer:

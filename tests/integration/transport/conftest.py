@@ -1,94 +1,24 @@
-"""The worlds in which the contract of a transport must hold alike."""
+"""Runs scenarios in each world."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
 
 import pytest
+import uvloop
 
-from wan_diloco.simulation.virtual_loop import run_virtual
-from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
-from wan_diloco.transport.grpc_server import GrpcSyncerServer
-from wan_diloco.transport.interface import Connection, SyncerHandler, SyncerServer
-from wan_diloco.transport.memory import Link, MemoryNetwork
-from wan_diloco.transport.options import ServerLimits
-from wan_diloco.transport.pacer import Pacer
-from tests.support.transport import EAST
+from tests.support.transport_worlds import Runner, run_in_memory, run_over_grpc
 
-
-class World(Protocol):
-    """Somewhere to start servers and connections."""
-
-    async def start(self, handler: SyncerHandler) -> SyncerServer: ...
-
-    def connection(self, pacer: Pacer | None = None) -> Connection: ...
-
-    async def status(self) -> dict[str, object]: ...
+RUNNERS: dict[str, Runner] = {
+    "memory": run_in_memory,
+    "grpc": run_over_grpc,
+    "grpc-uvloop": partial(run_over_grpc, loop_factory=uvloop.new_event_loop),
+}
 
 
-Scenario = Callable[[World], Coroutine[Any, Any, None]]
-Runner = Callable[[Scenario], None]
-LIMITS = ServerLimits(sessions_max=3, uploads_max=2, payload_bytes_max=2**24)
-
-
-@dataclass
-class MemoryWorld:
-    network: MemoryNetwork
-
-    async def start(self, handler: SyncerHandler) -> SyncerServer:
-        server = self.network.server(handler)
-        await server.start()
-        return server
-
-    def connection(self, pacer: Pacer | None = None) -> Connection:
-        return self.network.connection(EAST, pacer)
-
-    async def status(self) -> dict[str, object]:
-        return self.network.fetch_status()
-
-
-def run_in_memory(scenario: Scenario) -> None:
-    async def main() -> None:
-        async with MemoryNetwork(link=Link(delay_s=0.05), limits=LIMITS) as network:
-            await scenario(MemoryWorld(network))
-
-    run_virtual(main())
-
-
-@dataclass
-class GrpcWorld:
-    address: str = "127.0.0.1:1"
-
-    async def start(self, handler: SyncerHandler) -> SyncerServer:
-        server = GrpcSyncerServer(handler, limits=LIMITS)
-        self.address = await server.start()
-        return server
-
-    def connection(self, pacer: Pacer | None = None) -> Connection:
-        return grpc_connection(self.address, pacer)
-
-    async def status(self) -> dict[str, object]:
-        return await fetch_status(self.address, 10.0)
-
-
-def run_over_grpc(scenario: Scenario) -> None:
-    async def main() -> None:
-        await scenario(GrpcWorld())
-        # Nothing of ours or gRPC's may still run.
-        deadline_s = asyncio.get_running_loop().time() + 5.0
-        while len(asyncio.all_tasks()) > 1 and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(0.01)
-        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
-
-    asyncio.run(main())
-
-
-@pytest.fixture(params=["memory", "grpc"])
+@pytest.fixture(params=list(RUNNERS))
 def run(request: pytest.FixtureRequest) -> Runner:
-    return run_in_memory if request.param == "memory" else run_over_grpc
+    return RUNNERS[request.param]
 
 
 @pytest.fixture(autouse=True)

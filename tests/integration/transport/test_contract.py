@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
@@ -16,6 +16,7 @@ from tests.support.transport import (
     update,
     within,
 )
+from tests.support.transport_worlds import Runner, World
 from wan_diloco.errors import PeerUnavailable, TransportError
 from wan_diloco.protocol.messages import (
     Acknowledged,
@@ -30,9 +31,6 @@ from wan_diloco.protocol.messages import (
 from wan_diloco.transport.interface import Connection, Session
 from wan_diloco.units import FragmentId, GlobalStep, LocalStep
 from wan_diloco.wire.frames import Buffers, pack
-
-if TYPE_CHECKING:
-    from conftest import Runner, World
 
 START = Start(global_step=GlobalStep(0), anchor=0)
 
@@ -83,7 +81,7 @@ def test_messages_arrive_in_order_both_ways(run: Runner) -> None:
     run(scenario)
 
 
-async def take(connection: Connection, number: int):  # type: ignore[no-untyped-def]
+async def take(connection: Connection, number: int) -> AsyncIterator[SyncerMessage]:
     stream = connection.messages()
     for _ in range(number):
         yield await within(anext(stream))
@@ -397,7 +395,7 @@ def test_everything_of_a_session_ends_with_it(run: Runner) -> None:
     run(scenario)
 
 
-async def ends(work) -> None:  # type: ignore[no-untyped-def]
+async def ends(work: Awaitable[object]) -> None:
     with pytest.raises(TransportError):
         await work
 
@@ -455,6 +453,99 @@ def test_the_status_is_told(run: Runner) -> None:
     async def scenario(world: World) -> None:
         server = await world.start(RecordingHandler())
         assert await within(world.status()) == {"heard": 0}
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_a_driver_may_drop_its_readers_and_still_say_goodbye(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        got: list[SyncerMessage] = []
+        async with asyncio.TaskGroup() as group:
+            saying = group.create_task(collect(connection, got))
+            updating = group.create_task(ends(anext(connection.updates())))
+            session.send(START)
+            while not got:
+                await asyncio.sleep(0.01)
+            saying.cancel()
+            updating.cancel()
+        connection.send(Goodbye(reason="stopping"))
+        await within(connection.close())
+        await within(handler.until(lambda: bool(handler.ended)))
+        assert handler.heard == [Goodbye(reason="stopping")]
+        assert handler.ended == ["the learner left"]
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_uploads_of_a_session_are_bounded(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, _ = await connected(world, handler)
+        buffers = random_buffers(100_000, 0)
+        frames = pack(buffers.codes, buffers.scales, chunk_bytes=2**14)
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(connection.upload(contribution(100_000, 0, step_hi=step_hi), frames, 1000.0))
+                for step_hi in (101, 102)
+            ]
+            await within(handler.until(lambda: len(handler.offered) == 2))
+            with pytest.raises(TransportError, match="2 uploads"):
+                await within(connection.upload(contribution(100_000, 0, step_hi=103), frames, 0.0))
+            for task in running:
+                task.cancel()
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_an_update_that_nobody_reads_does_not_hold_up_the_end(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        buffers = random_buffers(2**24, 0)
+        frames = pack(buffers.codes, buffers.scales, chunk_bytes=2**14)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ends(session.send_update(update((2**24, 0)), [frames])))
+            while session.counters.downlink_bytes == 0:
+                await asyncio.sleep(0.01)
+            await within(connection.close())
+            await within(handler.until(lambda: bool(handler.ended)))
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+def test_an_update_whose_sender_was_cancelled_still_arrives_whole(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        session.set_downlink_rate(1e6)
+        buffers = random_buffers(500_000, 0)
+        frames = pack(buffers.codes, buffers.scales, chunk_bytes=2**15)
+        async with asyncio.TaskGroup() as group:
+            begun = group.create_task(session.send_update(update((500_000, 0)), [frames]))
+            waiting = group.create_task(session.send_update(update((500_000, 0), fragment_id=8), [frames]))
+            last = group.create_task(session.send_update(update((500_000, 0), fragment_id=9), [frames]))
+            while session.counters.downlink_bytes == 0:
+                await asyncio.sleep(0.01)
+            begun.cancel()
+            waiting.cancel()
+            updates = connection.updates()
+            for fragment_id in (7, 9):
+                header, (got,) = await within(anext(updates))
+                assert header.fragment_id == fragment_id
+                assert same(got, buffers)
+            await last
+        await within(connection.close())
         await within(server.stop(1.0))
 
     run(scenario)

@@ -1,0 +1,273 @@
+"""What only real sockets can show: who may listen, who may call, dead links, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+import pytest
+
+from tests.support.proxy import StallingProxy
+from tests.support.transport import RecordingHandler, contribution, hello, random_buffers, same, within
+from wan_diloco.errors import AuthError, ConfigError, PeerUnavailable, TransportError
+from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
+from wan_diloco.transport.grpc_common import translated
+from wan_diloco.transport.grpc_server import GrpcSyncerServer
+from wan_diloco.transport.options import ConnectionOptions, Keepalive
+from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, Method
+from wan_diloco.wire.convert import encode_contribution
+from wan_diloco.wire.frames import pack
+
+QUICK = Keepalive(time_s=0.5, timeout_s=0.5)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+def test_a_port_in_use_and_a_host_that_is_not_ours_are_configuration_errors() -> None:
+    async def main() -> None:
+        first = GrpcSyncerServer(RecordingHandler())
+        address = await first.start()
+        second = GrpcSyncerServer(RecordingHandler(), address)
+        with pytest.raises(ConfigError, match="in use"):
+            await second.start()
+        await second.stop(0.0)
+        await first.stop(0.0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.1.2.3:0", "example.org:0", ":0"])
+def test_listening_beyond_this_machine_needs_an_explicit_word(listen: str) -> None:
+    async def main() -> None:
+        server = GrpcSyncerServer(RecordingHandler(), listen)
+        with pytest.raises(ConfigError, match="encrypted"):
+            await server.start()
+        await server.stop(0.0)
+
+    run(main())
+
+
+def test_with_that_word_it_listens() -> None:
+    async def main() -> None:
+        server = GrpcSyncerServer(RecordingHandler(), "0.0.0.0:0", insecure=True)
+        address = await server.start()
+        port = address.rpartition(":")[2]
+        assert await within(fetch_status(f"127.0.0.1:{port}", 10.0)) == {"heard": 0}
+        await server.stop(0.0)
+
+    run(main())
+
+
+async def raw_call(address: str, method: Method, metadata: dict[str, str], *messages: bytes) -> grpc.StatusCode:
+    """Say anything to a server, and see what status it ends the call with."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        opening: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+        call = opening(iter(messages), metadata=tuple(metadata.items()))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await within(drain(call))
+        return await within(call.code())
+
+
+async def drain(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    async for _ in call:
+        pass
+
+
+@pytest.mark.parametrize("method", [Method.UPLOAD, Method.DOWNLOAD])
+def test_bulk_calls_need_the_number_and_the_secret_of_a_session(method: Method) -> None:
+    async def main() -> None:
+        handler = RecordingHandler()
+        server = GrpcSyncerServer(handler)
+        address = await server.start()
+        connection = grpc_connection(address)
+        await within(connection.connect())
+        number = str(handler.sessions[0].session)
+        first = encode_contribution(contribution())
+        for metadata, status in [
+            ({}, grpc.StatusCode.ABORTED),
+            ({SESSION_KEY: "99", TOKEN_KEY: "x"}, grpc.StatusCode.ABORTED),
+            ({SESSION_KEY: "-1"}, grpc.StatusCode.ABORTED),
+            ({SESSION_KEY: "1e3"}, grpc.StatusCode.ABORTED),
+            ({SESSION_KEY: number}, grpc.StatusCode.PERMISSION_DENIED),
+            ({SESSION_KEY: number, TOKEN_KEY: "0" * 32}, grpc.StatusCode.PERMISSION_DENIED),
+        ]:
+            assert await raw_call(address, method, metadata, first) is status
+        assert handler.offered == []
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(main())
+
+
+def test_garbage_ends_its_own_call_only() -> None:
+    async def main() -> None:
+        handler = RecordingHandler()
+        server = GrpcSyncerServer(handler)
+        address = await server.start()
+        connection = grpc_connection(address)
+        await within(connection.connect())
+        # What a hostile learner with a session of its own could send.
+        credentials = dict(connection._credentials)
+        assert await raw_call(address, Method.UPLOAD, credentials, b"\xff" * 50) is grpc.StatusCode.INVALID_ARGUMENT
+        first = encode_contribution(contribution())
+        assert await raw_call(address, Method.UPLOAD, credentials, first) is grpc.StatusCode.ABORTED
+        garbage = [b"not a frame"] * 20
+        assert await raw_call(address, Method.UPLOAD, credentials, first, *garbage) is grpc.StatusCode.OK
+        assert [reason for reason, _ in handler.failed] == ["bad_checksum"]
+        assert await raw_call(address, Method.DOWNLOAD, credentials) is grpc.StatusCode.ABORTED
+        assert await raw_call(address, Method.CONTROL, {}, b"\xff" * 50) is grpc.StatusCode.OK
+        assert await raw_call(address, Method.UPLOAD, credentials, bytes(5 * 2**20)) is not grpc.StatusCode.OK
+        connection.send(hello())
+        await within(handler.until(lambda: bool(handler.heard)))
+        assert handler.heard == [hello()]
+        await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(main())
+
+
+def test_a_link_that_goes_silent_while_writing_is_noticed_by_both_ends_and_the_upload_goes_on_after() -> None:
+    async def main() -> None:
+        handler = RecordingHandler()
+        server = GrpcSyncerServer(handler, keepalive=QUICK)
+        address = await server.start()
+        buffers = random_buffers(8_000_000, 0)
+        frames = pack(buffers.codes, buffers.scales, chunk_bytes=100_000)
+        header = contribution(8_000_000, 0)
+        async with StallingProxy(address) as proxy:
+            connection = grpc_connection(proxy.address, keepalive=QUICK)
+            await within(connection.connect())
+            # Spread, so that it is in the middle when the link dies; then it writes hard.
+            async with asyncio.TaskGroup() as group:
+                uploading = group.create_task(fails(connection.upload(header, frames, 4.0)))
+                listening = group.create_task(fails(anext(connection.messages())))
+                while proxy.forwarded_bytes < 1_000_000:
+                    await asyncio.sleep(0.01)
+                proxy.stall()
+                # Without keepalive this takes a quarter of an hour.
+                await within(uploading, 20.0)
+                await within(listening, 20.0)
+                await within(handler.until(lambda: bool(handler.ended)), 20.0)
+            await connection.close()
+            proxy.resume()
+            again = grpc_connection(proxy.address, keepalive=QUICK)
+            await within(again.connect())
+            assert await within(again.upload(header, frames, 0.0))
+            assert again.counters.uplink_bytes < 7_500_000
+            ((_, payload, _),) = handler.complete
+            assert same(payload, buffers)
+            await within(again.close())
+        await within(server.stop(1.0))
+
+    run(main())
+
+
+async def fails(work) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TransportError):
+        await work
+
+
+def test_connecting_to_a_silent_host_gives_up_in_time() -> None:
+    async def main() -> None:
+        handler = RecordingHandler()
+        server = GrpcSyncerServer(handler)
+        async with StallingProxy(await server.start()) as proxy:
+            proxy.stall()
+            connection = grpc_connection(proxy.address, options=ConnectionOptions(connect_timeout_s=0.5))
+            with pytest.raises(PeerUnavailable, match=r"0\.5 s"):
+                await within(connection.connect())
+            with pytest.raises(TransportError):
+                await within(fetch_status(proxy.address, 0.5))
+        await server.stop(0.0)
+
+    run(main())
+
+
+def test_a_syncer_that_comes_back_on_its_port_is_found_at_once() -> None:
+    async def main() -> None:
+        first = GrpcSyncerServer(RecordingHandler())
+        address = await first.start()
+        await first.stop(0.0)
+        for _ in range(20):
+            with pytest.raises(PeerUnavailable):
+                await within(grpc_connection(address).connect())
+        second = GrpcSyncerServer(RecordingHandler(), address)
+        assert await second.start() == address
+        connection = grpc_connection(address)
+        await within(connection.connect())
+        await within(connection.close())
+        await second.stop(1.0)
+
+    run(main())
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "cycles"), [(20, 60), pytest.param(50, 250, marks=pytest.mark.slow)], ids=["short", "long"]
+)
+def test_interrupted_uploads_and_failed_attempts_leave_nothing_behind(warm_up: int, cycles: int) -> None:
+    async def interrupt(address: str, frames: list[bytes]) -> None:
+        connection = grpc_connection(address)
+        await within(connection.connect())
+        async with asyncio.TaskGroup() as group:
+            uploading = group.create_task(connection.upload(contribution(2**21, 0), frames, 100.0))
+            listening = group.create_task(ignore(anext(connection.messages())))
+            while connection.counters.uplink_bytes < 1000:
+                await asyncio.sleep(0)
+            uploading.cancel()
+            listening.cancel()
+        await within(connection.close())
+        with pytest.raises(PeerUnavailable):
+            await within(grpc_connection("127.0.0.1:1").connect())
+
+    async def main() -> None:
+        server = GrpcSyncerServer(RecordingHandler())
+        address = await server.start()
+        buffers = random_buffers(2**21, 0)
+        frames = pack(buffers.codes, buffers.scales)
+        for _ in range(warm_up):
+            await interrupt(address, frames)
+        process = psutil.Process()
+        before = (process.memory_info().rss, open_files(), len(asyncio.all_tasks()))
+        for _ in range(cycles):
+            await interrupt(address, frames)
+        await asyncio.sleep(0.5)
+        assert process.memory_info().rss - before[0] < 20 * 2**20
+        assert open_files() <= before[1] + 3
+        assert len(asyncio.all_tasks()) <= before[2] + 1
+        await server.stop(1.0)
+
+    run(main())
+
+
+async def ignore(work) -> None:  # type: ignore[no-untyped-def]
+    with contextlib.suppress(TransportError):
+        await work
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, PeerUnavailable),
+        (grpc.StatusCode.PERMISSION_DENIED, AuthError),
+        (grpc.StatusCode.UNAUTHENTICATED, AuthError),
+        (grpc.StatusCode.ABORTED, TransportError),
+        (grpc.StatusCode.INTERNAL, TransportError),
+        (None, TransportError),
+    ],
+)
+def test_statuses_become_our_errors(code: grpc.StatusCode | None, kind: type[TransportError]) -> None:
+    assert type(translated(code, "why")) is kind
+    assert "why" in str(translated(code, "why"))
+    assert str(translated(code, None))
