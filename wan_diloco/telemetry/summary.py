@@ -119,6 +119,7 @@ def summarise(
     rounds = distinct_rounds(lines)
     merges = Counter(item.fragment for item in rounds)
     learners = [line.record for line in lines if isinstance(line.record, LearnerRecord)]
+    by_region = _regions(lines, learners, rounds)
     return {
         "validation_nats_per_byte": _newest_evaluation(lines, "validation"),
         "test_nats_per_byte": _newest_evaluation(lines, "test"),
@@ -128,7 +129,8 @@ def summarise(
         "merges_per_fragment_min": min(merges.get(fragment, 0) for fragment in range(num_fragments)),
         "uplink_bits_per_parameter": uplink_bits_per_parameter(rounds),
         "downlink_bits_per_parameter": downlink_bits_per_parameter(rounds),
-        "regions": _regions(lines, learners, rounds),
+        "regions": len(by_region),
+        "by_region": by_region,
         "tokens_trained": _whole(ledger.trained_tokens),
         "tokens_merged": _whole(ledger.merged_tokens),
         "tokens_discarded": {str(key): _whole(value) for key, value in sorted(ledger.discarded_tokens.items())},

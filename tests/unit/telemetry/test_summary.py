@@ -104,7 +104,7 @@ def test_every_documented_key_is_there_and_is_json() -> None:
     assert summary["wall_s"] == 100.0
     assert summary["tokens_per_s"] == pytest.approx(102511842.59)
     assert summary["rejected"] == {"duplicate": 1, "wrong_length": 2}
-    assert summary["regions"]["a"] == {
+    assert summary["by_region"]["a"] == {
         "tokens": 6_000_000_000,
         "local_steps": 5,
         "loss": 2.0,
@@ -113,7 +113,7 @@ def test_every_documented_key_is_there_and_is_json() -> None:
         "control_bytes": 6,
         "participation": 1.0,
     }
-    assert summary["regions"]["b"]["participation"] == pytest.approx(1 / 3)
+    assert summary["by_region"]["b"]["participation"] == pytest.approx(1 / 3)
 
 
 def test_a_run_in_which_nothing_happened_has_a_summary() -> None:
@@ -123,7 +123,7 @@ def test_a_run_in_which_nothing_happened_has_a_summary() -> None:
     for key in ("validation_nats_per_byte", "participation", "uplink_bits_per_parameter", "tokens_per_s"):
         assert summary[key] is None
     assert summary["merges_per_fragment_min"] == 0
-    assert summary["regions"] == {}
+    assert (summary["regions"], summary["by_region"]) == (0, {})
 
 
 def test_a_fragment_that_never_merged_makes_the_minimum_zero() -> None:
