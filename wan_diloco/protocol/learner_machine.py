@@ -313,10 +313,17 @@ class LearnerMachine:
             return None
         # Lockstep: hold until every round that is due by now has come back.
         schedule, step = self.context.settings.schedule, local_step - self.context.anchor
-        for index, slot in enumerate(self.context.slots):
-            if slot.state.version.count < schedule.rounds_due(FragmentId(index), step):
-                return local_step
-        return LocalStep(self.context.anchor + min(schedule.next_due_step(step), self._total_steps))
+        held = [
+            slot
+            for index, slot in enumerate(self.context.slots)
+            if slot.state.version.count < schedule.rounds_due(FragmentId(index), step)
+        ]
+        if not held:
+            return LocalStep(self.context.anchor + min(schedule.next_due_step(step), self._total_steps))
+        # Who joined or was resynced at a due step has nothing to contribute, and the round can't close without
+        # it: it takes one step more.
+        has_work = any(local_step > slot.state.step_lo for slot in held)
+        return local_step if has_work else LocalStep(local_step + 1)
 
     # ---- updates ---------------------------------------------------------------------------------
 

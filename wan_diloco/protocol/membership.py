@@ -148,14 +148,20 @@ class Membership:
         """Members whose lease stands, in order of their names."""
         return [member for _, member in sorted(self.members.items()) if member.live]
 
+    def connected(self) -> list[Member]:
+        """Members with a session, also those whose lease is over: they may wake and must know what was said."""
+        return [member for _, member in sorted(self.members.items()) if member.session is not None]
+
     def reachable(self, learner_id: LearnerId, incarnation: Incarnation) -> bool:
         """Whether that life is live and has a connection now."""
         member = self.members.get(learner_id)
         return member is not None and member.live and member.session is not None and member.incarnation == incarnation
 
-    def advance(self) -> bool:
-        """Bring the global step up to the members' progress; returns whether it moved."""
+    def advance(self, limit: int | None = None) -> bool:
+        """Bring the global step up to the members' progress, or to a limit; returns whether it moved."""
         step = global_step_of((member.progress for member in self.live()), self.quorum)
+        if step is not None and limit is not None:
+            step = min(step, limit)
         if step is None or step <= self.global_step:
             return False
         self.global_step = step

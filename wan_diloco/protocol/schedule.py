@@ -58,6 +58,14 @@ class Schedule:
             step += 1
         return GlobalStep(step)
 
+    def last_due_step(self, fragment_id: FragmentId, step: int) -> GlobalStep:
+        """The last step up to `step` at which the fragment was due; 0 when it wasn't yet."""
+        rounds = self.rounds_due(fragment_id, step)
+        if rounds == 0:
+            return GlobalStep(0)
+        offset = self.offset(fragment_id)
+        return GlobalStep(offset + self.period_steps * (rounds - (1 if offset > 0 else 0)))
+
     def rounds_due(self, fragment_id: FragmentId, step: int) -> int:
         """How many rounds of the fragment are due in 1..step: its version's count, in lockstep."""
         offset = self.offset(fragment_id)

@@ -16,7 +16,7 @@ from wan_diloco.units import Epoch, Incarnation, LearnerId, Term, Version
 __all__ = ["state_from_json", "state_to_json"]
 
 # Rises with any change of this form; an unknown one is refused rather than guessed at.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def state_to_json(state: SyncerState) -> dict[str, Any]:
@@ -39,6 +39,7 @@ def state_to_json(state: SyncerState) -> dict[str, Any]:
         "pool": [to_json(list(pool.values())) for pool in state.pool],
         "closed": to_json(list(state.closed.values())),
         "units": to_json(state.units),
+        "due_steps": list(state.due_steps),
         "merges": list(state.merges),
         "participation": to_json(dict(state.participation)),
         "rejected": {reason.value: count for reason, count in state.rejected.items()},
@@ -75,6 +76,7 @@ def state_from_json(data: dict[str, Any]) -> SyncerState:
         state.pool = [{entry.header.key: entry for entry in pool} for pool in pools]
         state.closed = {record.fragment_id: record for record in from_json(tuple[RoundClosed, ...], data["closed"])}
         state.units = from_json(dict[LearnerId, int], data["units"])
+        state.due_steps = list(from_json(tuple[int, ...], data["due_steps"]))
         state.merges = list(from_json(tuple[int, ...], data["merges"]))
         state.participation = Counter(from_json(dict[LearnerId, int], data["participation"]))
         state.rejected = Counter(from_json(dict[RefusalReason, int], data["rejected"]))

@@ -36,7 +36,8 @@ class ContributionDesk:
             self.context.effects.append(RefuseUpload(session=session, header=header))
             self.context.close(session, "a contribution in another's name")
             return
-        self.context.membership.heard(member, now_s)
+        if self.context.membership.heard(member, now_s):
+            self.conductor.ask_again(now_s)
         if header.key.fragment_id < len(self.context.state.versions) and self.context.state.ledger.is_repeated(header):
             self.context.effects.append(RefuseUpload(session=session, header=header))
             self._repeated(session, header)

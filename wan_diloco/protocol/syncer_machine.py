@@ -66,7 +66,13 @@ class SyncerMachine:
     def start(self, now_s: float) -> list[SyncerEffect]:
         """Take the state: a new term, and the merges that were closed and not published."""
         self._began_s = now_s
-        record = SyncerStarted(term=Term(self.state.term + 1), epoch=self.state.epoch)
+        # Rounds that an earlier process opened and did not close may have been answered; their numbers must not
+        # come again, or those answers would count for a question never asked.
+        record = SyncerStarted(
+            term=Term(self.state.term + 1),
+            epoch=self.state.epoch,
+            next_round=self.state.next_round + (self.context.settings.rounds_max if self.state.term else 0),
+        )
         self.context.record(record, durable=True)
         self.conductor.restart(now_s)
         self._settle(now_s)
@@ -149,7 +155,7 @@ class SyncerMachine:
             return
         context.record(RunStarted(present=tuple(present), absent=tuple(absent)), durable=True)
         context.show("start", "")
-        for member in membership.live():
+        for member in membership.connected():
             if member.session is not None:
                 start = Start(global_step=GlobalStep(membership.global_step), anchor=member.anchor)
                 context.send(member.session, start)
@@ -158,7 +164,9 @@ class SyncerMachine:
         """Follow the members' progress, and tell them the step whenever it or their anchors change."""
         membership = self.context.membership
         before = membership.global_step
-        if membership.advance():
+        # In lockstep learners count rounds by their steps, so each must be held: the step doesn't pass one.
+        lockstep = self.context.settings.policy.overlap_steps == 0
+        if membership.advance(self.conductor.next_stop() if lockstep else None):
             until = min(membership.global_step, self.context.settings.total_steps)
             self.conductor.fall_due(before, until, now_s)
         elif len(membership.live()) < membership.quorum:
@@ -184,7 +192,7 @@ class SyncerMachine:
         step = GlobalStep(membership.global_step)
         if not self.state.ended:
             context.record(RunEnded(global_step=step, reason="the last step is reached"), durable=True)
-        for member in membership.live():
+        for member in membership.connected():
             if member.session is not None:
                 context.send(member.session, Stop(reason="the last step is reached", global_step=step))
         context.effects.append(EndRun(reason="the last step is reached"))

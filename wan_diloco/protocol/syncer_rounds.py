@@ -51,18 +51,28 @@ class RoundConductor:
         """Nothing is due, open or being merged."""
         return not (self.open or self.context.state.closed or len(self.queue))
 
+    def next_stop(self) -> int:
+        """The global step up to which no round is passed over: of the next that is due, or of one in progress."""
+        step = self.context.membership.global_step
+        return self.context.settings.schedule.next_due_step(step) if self.is_idle else step
+
     def reason(self, fragment_id: FragmentId) -> str:
         """Why an open round of the fragment is not closed yet."""
         verdict = self._verdicts.get(fragment_id)
         return verdict.reason if verdict is not None else ""
 
     def restart(self, now_s: float) -> None:
-        """Merge what an earlier process closed and didn't publish."""
-        # Rounds that it had opened and not closed may have contributions in the journal; their
-        # identifiers must not come again, or those would count as answers to a question never asked.
-        self.context.state.next_round += self.context.settings.rounds_max
-        for closed in list(self.context.state.closed.values()):
+        """Merge what an earlier process closed and didn't publish; open anew what it didn't close."""
+        state, schedule = self.context.state, self.context.settings.schedule
+        for closed in list(state.closed.values()):
             self._start_merge(closed, now_s)
+        if state.ended:
+            return
+        step = min(state.global_step, self.context.settings.total_steps)
+        due = [(schedule.last_due_step(FragmentId(index), step), index) for index in range(len(state.due_steps))]
+        for due_step, index in sorted(due):
+            if due_step > state.due_steps[index]:
+                self.queue.add(FragmentId(index), due_step)
 
     def deadlines_s(self) -> list[float]:
         """When something is due by time alone."""

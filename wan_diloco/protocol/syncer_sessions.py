@@ -54,7 +54,8 @@ class SessionDesk:
             # A session that was replaced, or that never said Hello: its words have lost their meaning.
             self.context.close(session, "no standing session")
             return
-        self.context.membership.heard(member, now_s)
+        if self.context.membership.heard(member, now_s):
+            self.conductor.ask_again(now_s)
         match message:
             case Report():
                 self._report(member, message)

@@ -93,6 +93,7 @@ class SyncerState:
         closed: Rounds that are closed and not yet published, by fragment.
         units: First data unit of each learner that isn't committed.
         global_step: At least this far.
+        due_steps: Of each fragment, the global step at which its last closed round was due; 0 before.
     """
 
     parameters: tuple[int, ...]
@@ -111,6 +112,7 @@ class SyncerState:
     pool: list[dict[ContributionKey, Journalled]] = field(default_factory=list)
     closed: dict[FragmentId, RoundClosed] = field(default_factory=dict)
     units: dict[LearnerId, int] = field(default_factory=dict)
+    due_steps: list[int] = field(default_factory=list)
     merges: list[int] = field(default_factory=list)
     participation: Counter[LearnerId] = field(default_factory=Counter)
     rejected: Counter[RefusalReason] = field(default_factory=Counter)
@@ -124,6 +126,7 @@ class SyncerState:
         self.digests = list(self.initial_digests)
         self.updates = [[] for _ in range(count)]
         self.pool = [{} for _ in range(count)]
+        self.due_steps = [0] * count
         self.merges = [0] * count
         self.ledger = Ledger(count)
 
@@ -132,6 +135,7 @@ class SyncerState:
         match record:
             case SyncerStarted():
                 self.term, self.epoch = record.term, record.epoch
+                self.next_round = max(self.next_round, record.next_round)
             case LearnerAdmitted():
                 self.incarnations[record.learner_id] = record.incarnation
                 position = Amount(record.local_step, record.tokens)
@@ -175,6 +179,7 @@ class SyncerState:
             del self.pool[record.fragment_id][entry.header.key]
             self.ledger.named(entry.header)
         self.closed[record.fragment_id] = record
+        self.due_steps[record.fragment_id] = record.global_step
         self.next_round = max(self.next_round, record.round_id + 1)
         self.global_step = max(self.global_step, record.global_step)
 

@@ -29,10 +29,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncerStarted:
-    """A syncer process took this state; the term fences an older one."""
+    """A syncer process took this state; the term fences an older one.
+
+    Attributes:
+        next_round: No earlier process gave this number or a higher one to a round, also not to one that it
+            opened and never closed.
+    """
 
     term: Term
     epoch: Epoch
+    next_round: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wan_diloco.protocol.events import StartMerge
+from wan_diloco.protocol.events import SendToLearner, StartMerge
 from wan_diloco.protocol.ledger import Amount
-from wan_diloco.protocol.messages import ContributionKey
+from wan_diloco.protocol.messages import ContributionKey, Pull
 from wan_diloco.protocol.syncer_machine import SyncerMachine
-from wan_diloco.protocol.tape import FragmentPublished, RoundClosed, TapeRecord
-from wan_diloco.units import FragmentId, LearnerId, RoundId, Version
+from wan_diloco.protocol.tape import FragmentPublished, RoundClosed, SyncerStarted, TapeRecord
+from wan_diloco.units import FragmentId, LearnerId, RoundId, Term, Version
 
 __all__ = ["Invariants", "Violation"]
 
@@ -39,11 +39,16 @@ class Invariants:
     versions: dict[FragmentId, Version] = field(default_factory=dict)
     digests: dict[tuple[FragmentId, Version], str] = field(default_factory=dict)
     closed: set[RoundId] = field(default_factory=set)
+    asked: dict[RoundId, tuple[FragmentId, Term]] = field(default_factory=dict)
+    term: Term = field(default=Term(0))
     _turn: int = 0
     fresh_in: dict[LearnerId, list[tuple[FragmentId, int]]] = field(default_factory=dict)
 
     def recorded(self, record: TapeRecord) -> None:
         """A decision was put on the tape."""
+        if isinstance(record, SyncerStarted):
+            _must(record.term > self.term, f"term {self.term} is followed by {record.term}")
+            self.term = record.term
         if isinstance(record, RoundClosed):
             self._closed(record)
         if isinstance(record, FragmentPublished):
@@ -51,6 +56,12 @@ class Invariants:
             _must(before is None or before < record.version, f"version {before} is followed by {record.version}")
             self.versions[record.fragment_id] = record.version
             self.saw(record.fragment_id, record.version, record.digest)
+
+    def said(self, effect: SendToLearner) -> None:
+        """The syncer says something; a round's number never stands for another round."""
+        if isinstance(effect.message, Pull):
+            pull, meant = effect.message, (effect.message.fragment_id, self.term)
+            _must(self.asked.setdefault(pull.round_id, meant) == meant, f"there are two rounds {pull.round_id}")
 
     def saw(self, fragment_id: FragmentId, version: Version, digest: str) -> None:
         """Somebody holds a version of a fragment with that digest."""

@@ -8,156 +8,56 @@ seed gives one run. Trials with real tensors and real bytes use the drivers unde
 from __future__ import annotations
 
 import hashlib
-import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import assert_never
 
-from wan_diloco.protocol.admission import Terms
 from wan_diloco.protocol.events import (
     AcceptUpload,
-    AllowSteps,
-    ApplyUpdate,
-    BoundaryPassed,
     CloseSession,
-    Connect,
     Connected,
     ConnectionLost,
-    DropUpload,
     EndRun,
     ExitLearner,
-    Identity,
-    Installed,
-    InstallUpdate,
     LearnerConnected,
     LearnerDisconnected,
-    LearnerEffect,
-    LearnerEvent,
     LearnerSaid,
+    MergeFailed,
     MergeFinished,
     Record,
     RefuseUpload,
-    RequestSnapshot,
     SendToLearner,
-    SendToSyncer,
     SendUpdate,
     SessionId,
-    SetPace,
     ShowReason,
-    SnapshotTaken,
     StartMerge,
-    StartUpload,
     SyncerEffect,
     SyncerEvent,
     SyncerSaid,
     TimerFired,
     TransferBroken,
-    UpdateApplied,
     UpdateArrived,
-    UpdateBroken,
     UploadBroken,
     UploadFailed,
     UploadOffered,
     UploadStored,
 )
-from wan_diloco.protocol.intake import FragmentSizes, IntakeRules
-from wan_diloco.protocol.learner_machine import FragmentState, LearnerMachine, LearnerSettings
-from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, RefusalReason, SegmentKind, UpdateHeader
-from wan_diloco.protocol.quorum import GracePolicy
-from wan_diloco.protocol.retry import RetryPolicy
-from wan_diloco.protocol.schedule import Schedule
-from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
-from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.simulation.checkers import Invariants, Violation
-from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, Version
+from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, LearnerMessage, RefusalReason
+from wan_diloco.protocol.syncer_machine import SyncerMachine
+from wan_diloco.simulation.agenda import Agenda
+from wan_diloco.simulation.checkers import Invariants
+from wan_diloco.simulation.learner_node import LearnerNode
+from wan_diloco.simulation.syncer_disk import SyncerDisk
+from wan_diloco.simulation.world_settings import LinkProfile, WorldSettings
+from wan_diloco.units import LearnerId
 
-__all__ = ["LearnerNode", "LinkProfile", "MachineWorld", "WorldSettings"]
+__all__ = ["LearnerNode", "LinkProfile", "MachineWorld", "Said", "WorldSettings"]
 
-_PARAMETERS = 1000
-_BATCH_TOKENS = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkProfile:
-    """One learner's link and speed.
-
-    Attributes:
-        step_s: Duration of a step.
-        delay_s: One way.
-        jitter_s: Added at random, up to this; streams keep their order.
-        upload_s: How long a contribution's bytes occupy the uplink; they go one after the other.
-    """
-
-    step_s: float = 1.0
-    delay_s: float = 0.02
-    jitter_s: float = 0.0
-    upload_s: float = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldSettings:
-    """A run.
-
-    Attributes:
-        links: One a learner; their names are m0, m1, ...
-        drop: Chance that a bulk transfer or an acknowledgement is lost while its stream lives on.
-        repeat: Chance that a control message arrives twice.
-        poison: Chance that a contribution turns out not to be finite.
-    """
-
-    links: tuple[LinkProfile, ...]
-    num_fragments: int = 4
-    period_steps: int = 4
-    overlap_steps: int = 2
-    quorum: int = 1
-    safety: float = 0.9
-    bound_steps: float = 4.0
-    total_steps: int = 40
-    lease_s: float = 10.0
-    merge_s: float = 0.02
-    drop: float = 0.0
-    repeat: float = 0.0
-    poison: float = 0.0
-
-
-def _initial_digest(fragment: int) -> str:
-    return f"initial-{fragment}"
-
-
-@dataclass(slots=True)
-class LearnerNode:
-    """One learner process: its machine, its training loop, and its end of the connection.
-
-    Attributes:
-        session: Open connection as the syncer numbers it; None without one.
-        stream_s: Per direction, when the last message of the stream arrives: streams keep their order.
-        uplink_free_s: When the uplink has sent what it was given.
-        held: Digest of each fragment's base, and of a pending one.
-        wanted: Fragments to snapshot at the next boundary.
-        allowed: Bound of the steps; None for none.
-    """
-
-    learner_id: LearnerId
-    link: LinkProfile
-    machine: LearnerMachine
-    num_fragments: int
-    session: SessionId | None = None
-    stream_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    uplink_free_s: float = 0.0
-    versions: list[Version] = field(default_factory=list)
-    held: list[str] = field(default_factory=list)
-    applied: dict[FragmentId, tuple[Version, str]] = field(default_factory=dict)
-    installs: dict[FragmentId, InstallUpdate] = field(default_factory=dict)
-    wanted: set[FragmentId] = field(default_factory=set)
-    uploads: set[ContributionHeader] = field(default_factory=set)
-    allowed: LocalStep | None = LocalStep(0)
-    local_step: int = 0
-    stepping: bool = False
-    alive: bool = True
-    exit_code: int | None = None
-    timer: int = 0
-    steps_s: list[tuple[float, int]] = field(default_factory=list)
+# What may be told to whoever watches: an event or effect of the syncer, or a learner's end.
+Said = SyncerEvent | SyncerEffect | ExitLearner
+_UP, _DOWN = 0, 1
+# From a contribution's last byte to its place in the journal.
+_STORE_S = 0.001
 
 
 class MachineWorld:
@@ -166,419 +66,332 @@ class MachineWorld:
     Args:
         settings: The run.
         seed: All chance in it.
+
+    Attributes:
+        inputs: What went into the syncer's machine, with its time; None is its start.
+        outputs: What came out of it, one list an input.
+        loses: Whether a transfer or an acknowledgement is lost while its stream lives on; chance by default.
+        watch: Is told of everything that passes the syncer, and of exits.
+        nodes, everybody: The newest process of each learner, and all that ever were.
+        ended: The syncer has ended the run; learners may still have to hear of it.
     """
 
     def __init__(self, settings: WorldSettings, seed: int) -> None:
         """Everybody starts at time 0."""
         self.settings = settings
         self.rng = random.Random(seed)
-        self.now_s = 0.0
+        self.agenda = Agenda()
         self.invariants = Invariants(settings.quorum)
-        self.inputs: list[tuple[float, SyncerEvent]] = []
+        self.inputs: list[tuple[float, SyncerEvent | None]] = []
         self.outputs: list[list[SyncerEffect]] = []
-        self.tape: list[object] = []
+        self.loses: Callable[[SyncerEffect], bool] = lambda _: self._happens(settings.drop)
+        self.watch: Callable[[Said], None] = lambda _: None
         self.ended = False
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._counter = 0
-        self._sessions = 0
+        self.published = list(settings.initial_digests)
+        self.sessions: dict[SessionId, LearnerNode] = {}
+        self._last_session = 0
         self._timer = 0
-        self.syncer_up = True
-        self.published = [_initial_digest(fragment) for fragment in range(settings.num_fragments)]
-        self.links: dict[SessionId, LearnerNode] = {}
-        names = tuple(LearnerId(f"m{index}") for index in range(len(settings.links)))
-        self._terms = Terms(
-            run="world",
-            learners=names,
-            layout=("a layout",),
-            settings=(("a", "setting"),),
-            initial_digests=tuple(self.published),
-        )
-        self.schedule = Schedule(num_fragments=settings.num_fragments, period_steps=settings.period_steps)
-        self._sizes = tuple(
-            FragmentSizes(parameters=_PARAMETERS, codes_bytes=_PARAMETERS // 2, scales_bytes=16)
-            for _ in range(settings.num_fragments)
-        )
-        self.syncer = self.new_syncer(
-            SyncerState(
-                parameters=(_PARAMETERS,) * settings.num_fragments,
-                initial_digests=tuple(self.published),
-                keep_updates=8,
-            )
-        )
-        self._perform(self.syncer.start(0.0))
-        self.nodes = {name: self._new_node(name, link) for name, link in zip(names, settings.links, strict=True)}
-        for node in self.nodes.values():
-            self._perform_learner(node, node.machine.start())
+        self.disk = SyncerDisk()
+        self.syncer = SyncerMachine(settings.for_syncer(), settings.fresh_state())
+        self.disk.snapshot(self.syncer.state)
+        self.syncer_up = False
+        # A process that has crashed hears nothing any more of what was begun for it.
+        self._process = 0
+        # After how many more effects the syncer crashes; None for never.
+        self._doom: int | None = None
+        self._down_s = 0.0
+        self._start_syncer()
+        self.nodes: dict[LearnerId, LearnerNode] = {}
+        self.everybody: list[LearnerNode] = []
+        for learner_id, link in zip(settings.learners, settings.links, strict=True):
+            self.join(learner_id, link)
 
-    def new_syncer(self, state: SyncerState) -> SyncerMachine:
-        """A syncer's machine over a state."""
-        settings = self.settings
-        return SyncerMachine(
-            SyncerSettings(
-                terms=self._terms,
-                schedule=self.schedule,
-                policy=GracePolicy(
-                    quorum=settings.quorum,
-                    overlap_steps=settings.overlap_steps,
-                    safety=settings.safety,
-                    bound_steps=settings.bound_steps,
-                ),
-                intake=IntakeRules(
-                    codec="int4",
-                    fragments=self._sizes,
-                    batch_tokens=dict.fromkeys(self._terms.learners, _BATCH_TOKENS),
-                ),
-                total_steps=GlobalStep(settings.total_steps),
-                lease_s=settings.lease_s,
-                start_timeout_s=60.0,
-                shards=("",) * settings.num_fragments,
-                lossless=False,
-            ),
-            state,
-        )
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the start."""
+        return self.agenda.now_s
+
+    @property
+    def tape(self) -> list[object]:
+        """All records that were put on the tape and not lost."""
+        return list(self.disk.tape)
 
     # ---- playing ---------------------------------------------------------------------------------
 
     def run(self, until_s: float = float("inf"), events_max: int = 1_000_000) -> None:
-        """Play until the run ends, or that time, or that many events.
+        """Play until the run has ended and all who live know it, or that time, or that many events.
 
         Raises:
             Violation: An invariant doesn't hold.
         """
         for _ in range(events_max):
-            if self.ended or not self._agenda or self._agenda[0][0] > until_s:
+            over = self.ended and not any(node.runs for node in self.everybody)
+            if over or not self.agenda.step(until_s):
                 return
-            self.now_s, _, action = heapq.heappop(self._agenda)
-            action()
-
-    def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something later."""
-        self._counter += 1
-        heapq.heappush(self._agenda, (self.now_s + delay_s, self._counter, action))
 
     # ---- faults ----------------------------------------------------------------------------------
 
-    def cut(self, node: LearnerNode) -> None:
-        """Break a learner's connection; both ends notice, what was under way is gone."""
+    def join(self, learner_id: LearnerId, link: LinkProfile) -> LearnerNode:
+        """A learner's process starts, from the initial weights; an older one of that name is left alone."""
+        node = LearnerNode(learner_id, link, self, random.Random(self.rng.random()))
+        self.nodes[learner_id] = node
+        self.everybody.append(node)
+        node.start()
+        return node
+
+    def cut(self, node: LearnerNode, *, syncer_notices_s: float = 0.0, learner_notices_s: float = 0.0) -> None:
+        """Break a learner's connection: what was under way is gone; each end notices when told so."""
         session, node.session = node.session, None
-        if session is not None:
-            del self.links[session]
-            node.uploads.clear()
-            self.tell(LearnerDisconnected(session=session, reason="cut"))
-            self.tell_learner(node, ConnectionLost(reason="cut", refused=False))
+        if session is None:
+            return
+        del self.sessions[session]
+        node.uploads.clear()
+        process = self._process
+        gone = LearnerDisconnected(session=session, reason="cut")
+        lost = ConnectionLost(reason="cut", refused=False)
+        self.agenda.after(syncer_notices_s, lambda: self.tell(gone, process))
+        self.agenda.after(learner_notices_s, lambda: node.handle(lost))
 
     def kill(self, node: LearnerNode) -> None:
         """End a learner's process; `revive` starts another life."""
         node.alive = False
         session, node.session = node.session, None
         if session is not None:
-            del self.links[session]
+            del self.sessions[session]
             self.tell(LearnerDisconnected(session=session, reason="killed"))
 
-    def revive(self, node: LearnerNode) -> None:
+    def revive(self, node: LearnerNode) -> LearnerNode:
         """A new life, from the initial weights, with nothing of its own left."""
-        fresh = self._new_node(node.learner_id, node.link)
-        self.nodes[node.learner_id] = fresh
-        self._perform_learner(fresh, fresh.machine.start())
+        return self.join(node.learner_id, node.link)
+
+    def doom_syncer(self, effects: int, down_s: float) -> None:
+        """Crash the syncer in the middle of that many effects from now, and start it again after `down_s`."""
+        if self.syncer_up and self._doom is None:
+            self._doom, self._down_s = effects, down_s
+
+    def restart_syncer(self, down_s: float) -> None:
+        """Crash the syncer now; it starts again from its disk after `down_s`."""
+        if self.syncer_up:
+            self._crash(down_s)
 
     # ---- the syncer's driver ---------------------------------------------------------------------
 
-    def tell(self, event: SyncerEvent) -> None:
-        """Give the syncer's machine an event now."""
-        if self.ended:
+    def tell(self, event: SyncerEvent, process: int | None = None) -> None:
+        """Give the syncer's machine an event now, unless it was meant for a process that is gone."""
+        if not self.syncer_up or process not in (None, self._process):
             return
+        self.watch(event)
         self.inputs.append((self.now_s, event))
-        effects = self.syncer.handle(event, self.now_s)
-        self.outputs.append(effects)
-        self._perform(effects)
-        self.invariants.balanced(self.syncer)
-        self._arm()
+        self._carry_out(self.syncer.handle(event, self.now_s))
 
-    def _arm(self) -> None:
+    def _start_syncer(self) -> None:
+        self.syncer_up = True
+        self.inputs.append((self.now_s, None))
+        self._carry_out(self.syncer.start(self.now_s))
+
+    def _carry_out(self, effects: list[SyncerEffect]) -> None:
+        self.outputs.append(effects)
+        process = self._process
+        for index, effect in enumerate(effects):
+            if self._doom is not None:
+                self._doom -= 1
+                if self._doom < 0:
+                    # A driver may write all records of a list before it does the rest.
+                    if self.rng.random() < 0.5:
+                        self._write([later for later in effects[index:] if isinstance(later, Record)])
+                    self._doom = None
+                    self._crash(self._down_s)
+            if process != self._process:
+                return
+            self.watch(effect)
+            self._perform(effect)
+        self.invariants.balanced(self.syncer)
         self._timer += 1
         deadline_s, number = self.syncer.deadline_s(), self._timer
         if deadline_s is not None:
-            self.at(max(0.0, deadline_s - self.now_s), lambda: self._fire(number))
+            self.agenda.at(deadline_s, lambda: self._fire(number))
 
     def _fire(self, number: int) -> None:
         if number == self._timer:
             self.tell(TimerFired())
 
-    def _perform(self, effects: list[SyncerEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case SendToLearner():
-                    self._deliver(effect)
-                case CloseSession():
-                    node = self.links.get(effect.session)
-                    if node is not None:
-                        self.at(0.001, lambda node=node, session=effect.session: self._closed(node, session))  # type: ignore[misc]
-                case AcceptUpload():
-                    self._accept(effect)
-                case RefuseUpload() | ShowReason():
-                    pass
-                case Record():
-                    self.tape.append(effect.record)
-                    self.invariants.recorded(effect.record)
-                case StartMerge():
-                    self.invariants.merging(effect)
-                    self.at(self.settings.merge_s, lambda effect=effect: self._merge(effect))  # type: ignore[misc]
-                case SendUpdate():
-                    self._send_update(effect)
-                case EndRun():
-                    self.ended = True
-                case _:
-                    assert_never(effect)
+    def _crash(self, down_s: float) -> None:
+        self.syncer_up = False
+        self._process += 1
+        self._timer += 1
+        self.disk.crash(self.rng)
+        for node in list(self.sessions.values()):
+            self.cut(node, learner_notices_s=self.delay_s(node))
+        self.agenda.after(down_s, self._resume)
 
-    def _closed(self, node: LearnerNode, session: SessionId) -> None:
-        if node.session == session:
-            self.cut(node)
+    def _resume(self) -> None:
+        state = self.disk.restore()
+        self.published = list(state.digests)
+        self.ended = False
+        self.syncer = SyncerMachine(self.settings.for_syncer(), state)
+        self._start_syncer()
+
+    def _write(self, records: list[Record]) -> None:
+        for effect in records:
+            self.disk.write(effect)
+            self.invariants.recorded(effect.record)
+
+    def _perform(self, effect: SyncerEffect) -> None:
+        match effect:
+            case SendToLearner():
+                self._deliver(effect)
+            case CloseSession():
+                self._close(effect.session)
+            case AcceptUpload():
+                self._accept(effect)
+            case RefuseUpload():
+                if (node := self.sessions.get(effect.session)) is not None:
+                    node.uploads.discard(effect.header)
+            case ShowReason():
+                pass
+            case Record():
+                self._write([effect])
+            case StartMerge():
+                self.invariants.merging(effect)
+                process = self._process
+                self.agenda.after(self.settings.merge_s, lambda: self._merge(effect, process))
+            case SendUpdate():
+                self._send_update(effect)
+            case EndRun():
+                self.ended = True
+            case _:
+                assert_never(effect)
+
+    def _close(self, session: SessionId) -> None:
+        node = self.sessions.get(session)
+        if node is not None:
+            # What was sent before arrives before.
+            self._stream(node, _DOWN, lambda: self.cut(node))
 
     def _deliver(self, effect: SendToLearner) -> None:
-        node = self.links.get(effect.session)
-        if node is None:
+        self.invariants.said(effect)
+        node = self.sessions.get(effect.session)
+        if node is None or (isinstance(effect.message, Acknowledged) and self.loses(effect)):
             return
-        if isinstance(effect.message, Acknowledged) and self.rng.random() < self.settings.drop:
-            return
-        event = SyncerSaid(message=effect.message)
-        self._stream(node, 1, lambda: self.tell_learner(node, event))
+        self._stream(node, _DOWN, lambda: node.handle(SyncerSaid(message=effect.message)))
 
     def _accept(self, effect: AcceptUpload) -> None:
-        node = self.links.get(effect.session)
+        node, header = self.sessions.get(effect.session), effect.header
         if node is None:
             return
-        header, session = effect.header, effect.session
-        node.uplink_free_s = max(node.uplink_free_s, self.now_s) + node.link.upload_s
-        delay_s = node.uplink_free_s - self.now_s  # the bytes follow their header without waiting
-        if self.rng.random() < self.settings.drop:
-            self.at(delay_s, lambda: self._upload_lost(node, header))
-            return
-        self.at(delay_s, lambda: self._stored(session, header))
+        node.uplink_free_s = max(node.uplink_free_s, self.now_s) + node.link.upload_s  # bytes follow at once
+        lost = self.loses(effect)
+        self.agenda.at(node.uplink_free_s, lambda: self._uploaded(effect.session, header, lost=lost))
 
-    def _upload_lost(self, node: LearnerNode, header: ContributionHeader) -> None:
-        if header in node.uploads:
-            node.uploads.remove(header)
-            self.tell_learner(node, UploadBroken(header=header))
-
-    def _stored(self, session: SessionId, header: ContributionHeader) -> None:
-        if session not in self.links or header not in self.links[session].uploads:
+    def _uploaded(self, session: SessionId, header: ContributionHeader, *, lost: bool) -> None:
+        node = self.sessions.get(session)
+        if node is None or header not in node.uploads:
             return
-        self.links[session].uploads.remove(header)
-        if self.rng.random() < self.settings.poison:
-            self.tell(UploadFailed(session=session, header=header, reason=RefusalReason.NON_FINITE, detail="poison"))
+        node.uploads.remove(header)
+        if lost:
+            node.handle(UploadBroken(header=header))
             return
-        ref = f"{header.key.learner_id}:{header.key.fragment_id}:{header.step_hi}"
-        self.tell(UploadStored(session=session, header=header, ref=ref, payload_bytes=516))
+        event: SyncerEvent = UploadStored(
+            session=session,
+            header=header,
+            ref=f"{header.key.learner_id}:{header.key.fragment_id}:{header.step_hi}",
+            payload_bytes=516,
+        )
+        if self._happens(self.settings.poison):
+            event = UploadFailed(session=session, header=header, reason=RefusalReason.NON_FINITE, detail="poison")
+        # Once the bytes are there they are journalled, whatever becomes of the connection.
+        process = self._process
+        self.agenda.after(_STORE_S, lambda: self.tell(event, process))
 
-    def _merge(self, effect: StartMerge) -> None:
-        if effect.round_id not in {record.round_id for record in self.syncer.state.closed.values()}:
+    def _merge(self, effect: StartMerge, process: int) -> None:
+        if process != self._process:
+            return
+        if self._happens(self.settings.merge_fails):
+            self.tell(MergeFailed(round_id=effect.round_id, reason="the disk is full"))
             return
         names = [(entry.header.key, entry.header.step_hi, entry.staleness) for entry in effect.entries]
         text = repr((self.published[effect.fragment_id], effect.to_version, names))
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.published[effect.fragment_id] = digest
-        self.tell(
-            MergeFinished(
-                round_id=effect.round_id, digest=digest, ref=digest, codes_bytes=500, scales_bytes=16, update_bytes=530
-            )
+        finished = MergeFinished(
+            round_id=effect.round_id, digest=digest, ref=digest, codes_bytes=500, scales_bytes=16, update_bytes=530
         )
+        self.tell(finished)
 
     def _send_update(self, effect: SendUpdate) -> None:
-        node = self.links.get(effect.session)
+        node, session, process = self.sessions.get(effect.session), effect.session, self._process
         if node is None:
             return
-        header, session = effect.header, effect.session
-        if self.rng.random() < self.settings.drop:
-            broken = TransferBroken(session=session, fragment_id=header.fragment_id)
-            self.at(self._delay_s(node), lambda: self.tell(broken))
-            return
-        self.at(self._delay_s(node), lambda: self._update_arrives(node, session, header))
+        broken = TransferBroken(session=session, fragment_id=effect.header.fragment_id)
+        arrived = UpdateArrived(header=effect.header)
+        lost = self.loses(effect)
 
-    def _update_arrives(self, node: LearnerNode, session: SessionId, header: UpdateHeader) -> None:
-        if node.session == session and node.alive:
-            self.tell_learner(node, UpdateArrived(header=header))
+        def arrive() -> None:
+            if lost:
+                self.tell(broken, process)
+            elif node.session == session:
+                node.handle(arrived)
 
-    # ---- a learner's driver ----------------------------------------------------------------------
+        self.agenda.after(self.delay_s(node), arrive)
 
-    def tell_learner(self, node: LearnerNode, event: LearnerEvent) -> None:
-        """Give a learner's machine an event now."""
-        if not node.alive or node.exit_code is not None:
-            return
-        self._perform_learner(node, node.machine.handle(event, self.now_s))
-        node.timer += 1
-        deadline_s, number = node.machine.deadline_s(), node.timer
-        if deadline_s is not None:
-            self.at(max(0.0, deadline_s - self.now_s), lambda: self._fire_learner(node, number))
+    # ---- a learner's surroundings ----------------------------------------------------------------
 
-    def _fire_learner(self, node: LearnerNode, number: int) -> None:
-        if number == node.timer:
-            self.tell_learner(node, TimerFired())
+    def connect(self, node: LearnerNode) -> None:
+        """A learner knocks; the answer takes a round trip."""
+        self.agenda.after(2 * self.delay_s(node), lambda: self._connected(node))
 
-    def _perform_learner(self, node: LearnerNode, effects: list[LearnerEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case Connect():
-                    self.at(self._delay_s(node) * 2, lambda: self._connect(node))
-                case SendToSyncer():
-                    self._say(node, effect)
-                case RequestSnapshot():
-                    node.wanted.add(effect.fragment_id)
-                case StartUpload():
-                    self._start_upload(node, effect.header)
-                case DropUpload():
-                    node.uploads.discard(effect.header)
-                case ApplyUpdate():
-                    self._apply(node, effect)
-                case InstallUpdate():
-                    node.installs[effect.fragment_id] = effect
-                case AllowSteps():
-                    node.allowed = effect.until_step
-                case SetPace() | ShowReason():
-                    pass
-                case ExitLearner():
-                    node.exit_code = effect.exit_code
-                case _:
-                    assert_never(effect)
-        if not node.stepping and node.alive and node.exit_code is None:
-            node.stepping = True
-            self.at(0.0, lambda: self._boundary(node, stepped=False))
-
-    def _connect(self, node: LearnerNode) -> None:
-        if not node.alive:
+    def _connected(self, node: LearnerNode) -> None:
+        if not node.runs:
             return
         if not self.syncer_up:
-            self.tell_learner(node, ConnectionLost(reason="nobody answers", refused=False))
+            node.handle(ConnectionLost(reason="nobody answers", refused=False))
             return
-        self._sessions += 1
-        node.session = SessionId(self._sessions)
+        self._last_session += 1
+        node.session = SessionId(self._last_session)
         node.uploads.clear()
-        self.links[node.session] = node
+        self.sessions[node.session] = node
         self.tell(LearnerConnected(session=node.session))
-        self.tell_learner(node, Connected())
+        node.handle(Connected())
 
-    def _say(self, node: LearnerNode, effect: SendToSyncer) -> None:
+    def say(self, node: LearnerNode, message: LearnerMessage) -> None:
+        """A learner sends a control message."""
         session = node.session
         if session is None:
             return
-        event = LearnerSaid(session=session, message=effect.message)
-        times = 2 if self.rng.random() < self.settings.repeat else 1
-        for _ in range(times):
-            self._stream(node, 0, lambda: self._hear(session, event))
+        event = LearnerSaid(session=session, message=message)
+        for _ in range(2 if self._happens(self.settings.repeat) else 1):
+            self._stream(node, _UP, lambda: self.tell(event))
 
-    def _hear(self, session: SessionId, event: LearnerSaid) -> None:
-        if session in self.links:
-            self.tell(event)
-
-    def _start_upload(self, node: LearnerNode, header: ContributionHeader) -> None:
+    def offer(self, node: LearnerNode, header: ContributionHeader) -> None:
+        """A learner announces a contribution's bytes."""
         session = node.session
         if session is None or header in node.uploads:
             return
         node.uploads.add(header)
         offered = UploadOffered(session=session, header=header)
-        self.at(self._delay_s(node), lambda: self.tell(offered) if session in self.links else None)
+        self.agenda.after(self.delay_s(node), lambda: self.tell(offered) if session in self.sessions else None)
 
-    def _apply(self, node: LearnerNode, effect: ApplyUpdate) -> None:
-        header = effect.header
-        fragment_id = header.fragment_id
-        held = node.applied.get(fragment_id, (node.versions[fragment_id], node.held[fragment_id]))
-        for segment in header.segments:
-            if segment.kind is SegmentKind.DIFFERENCE and segment.from_version != held[0]:
-                raise Violation(f"{node.learner_id} adds a difference from {segment.from_version} to {held[0]}")
-            held = (segment.to_version, segment.digest)
-        if self.rng.random() < self.settings.poison:
-            broken = UpdateBroken(fragment_id=fragment_id, version=held[0], reason=RefusalReason.DIGEST)
-            self.at(0.0, lambda: self.tell_learner(node, broken))
-            return
-        node.applied[fragment_id] = held
-        self.invariants.saw(fragment_id, *held)
-        event = UpdateApplied(fragment_id=fragment_id, version=held[0], resync=header.resync)
-        self.at(0.0, lambda: self.tell_learner(node, event))
+    def poisoned(self) -> bool:
+        """Whether an update turns out not to decode."""
+        return self._happens(self.settings.poison)
 
-    def _boundary(self, node: LearnerNode, *, stepped: bool) -> None:
-        """What the training loop does between two steps."""
-        node.stepping = False
-        if not node.alive or node.exit_code is not None:
-            return
-        node.local_step += stepped
-        tokens = node.local_step * _BATCH_TOKENS
-        installed = []
-        for fragment_id, install in sorted(node.installs.items()):
-            version, digest = node.applied[fragment_id]
-            if version == install.version:
-                node.versions[fragment_id], node.held[fragment_id] = version, digest
-                del node.applied[fragment_id]
-            installed.append(
-                Installed(
-                    fragment_id=fragment_id,
-                    version=install.version,
-                    resync=install.resync,
-                    step_lo=LocalStep(node.local_step),
-                    tokens_lo=tokens,
-                )
-            )
-        node.installs.clear()
-        wanted, node.wanted = sorted(node.wanted), set()
-        steps_on = node.allowed is None or node.local_step < node.allowed
-        if steps_on:
-            node.stepping = True
-            self.at(node.link.step_s, lambda: self._boundary(node, stepped=True))
-        if stepped or installed or wanted:
-            node.steps_s.append((self.now_s, node.local_step))
-            self.tell_learner(
-                node,
-                BoundaryPassed(
-                    local_step=LocalStep(node.local_step),
-                    tokens=tokens,
-                    unit=node.local_step,
-                    step_time_s=node.link.step_s,
-                    loss=1.0,
-                    learning_rate=0.1,
-                    installed=tuple(installed),
-                    snapshots=tuple(SnapshotTaken(fragment_id=fragment) for fragment in wanted),
-                ),
-            )
+    def exited(self, node: LearnerNode, effect: ExitLearner) -> None:
+        """A learner's process ends, and with it its connection."""
+        self.watch(effect)
+        self.agenda.after(0.0, lambda: self.cut(node))
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _new_node(self, learner_id: LearnerId, link: LinkProfile) -> LearnerNode:
-        settings = self.settings
-        machine = LearnerMachine(
-            LearnerSettings(
-                schedule=self.schedule,
-                overlap_steps=settings.overlap_steps,
-                codec="int4",
-                sizes=self._sizes,
-                heartbeat_s=settings.lease_s / 3,
-                retry=RetryPolicy(),
-            ),
-            Identity(
-                run="world",
-                learner_id=learner_id,
-                incarnation=Incarnation(0),
-                layout=self._terms.layout,
-                settings=self._terms.settings,
-                initial_digests=self._terms.initial_digests,
-            ),
-            [
-                FragmentState(version=Version(self.syncer.state.epoch, 0), resync=0, step_lo=LocalStep(0), tokens_lo=0)
-                for _ in range(settings.num_fragments)
-            ],
-            local_step=LocalStep(0),
-            tokens=0,
-            unit=0,
-            rng=random.Random(self.rng.random()),
-        )
-        node = LearnerNode(learner_id, link, machine, settings.num_fragments)
-        node.versions = [Version(self.syncer.state.epoch, 0)] * settings.num_fragments
-        node.held = [_initial_digest(fragment) for fragment in range(settings.num_fragments)]
-        return node
-
-    def _delay_s(self, node: LearnerNode) -> float:
+    def delay_s(self, node: LearnerNode) -> float:
+        """How long a learner's next message takes, one way."""
         return node.link.delay_s + node.link.jitter_s * self.rng.random()
+
+    def _happens(self, chance: float) -> bool:
+        return self.now_s < self.settings.calm_s and self.rng.random() < chance
 
     def _stream(self, node: LearnerNode, direction: int, action: Callable[[], None]) -> None:
         """Deliver on the control stream, in order; a cut connection loses what is under way."""
         session = node.session
-        arrival_s = max(self.now_s + self._delay_s(node), node.stream_s[direction])
+        arrival_s = max(self.now_s + self.delay_s(node), node.stream_s[direction])
         node.stream_s[direction] = arrival_s
-        self.at(arrival_s - self.now_s, lambda: action() if node.session == session else None)
+        self.agenda.at(arrival_s, lambda: action() if node.session == session else None)

@@ -1,0 +1,274 @@
+"""A simulated learner: the real machine, an invented training loop, and its end of the connection.
+
+It knows nothing of the syncer; what leaves it goes through `Surroundings`. A published value is a
+symbol here, and training changes no weights: only counters.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+from wan_diloco.protocol.events import (
+    AllowSteps,
+    ApplyUpdate,
+    BoundaryPassed,
+    Connect,
+    DropUpload,
+    ExitLearner,
+    Installed,
+    InstallUpdate,
+    LearnerEffect,
+    LearnerEvent,
+    RequestSnapshot,
+    SendToSyncer,
+    SessionId,
+    SetPace,
+    ShowReason,
+    SnapshotTaken,
+    StartUpload,
+    TimerFired,
+    UpdateApplied,
+    UpdateBroken,
+)
+from wan_diloco.protocol.learner_machine import FragmentState, LearnerMachine
+from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, RefusalReason, SegmentKind
+from wan_diloco.simulation.agenda import Agenda
+from wan_diloco.simulation.checkers import Invariants, Violation
+from wan_diloco.simulation.world_settings import BATCH_TOKENS, LinkProfile, WorldSettings
+from wan_diloco.units import Epoch, FragmentId, LearnerId, LocalStep, Version
+
+__all__ = ["LearnerNode", "Surroundings"]
+
+
+class Surroundings(Protocol):
+    """What a node needs of the world around it."""
+
+    settings: WorldSettings
+    agenda: Agenda
+    invariants: Invariants
+
+    def connect(self, node: LearnerNode) -> None:
+        """It knocks at the syncer's door."""
+        ...
+
+    def say(self, node: LearnerNode, message: LearnerMessage) -> None:
+        """It sends a control message."""
+        ...
+
+    def offer(self, node: LearnerNode, header: ContributionHeader) -> None:
+        """It announces a contribution's bytes."""
+        ...
+
+    def poisoned(self) -> bool:
+        """Whether an update turns out not to decode."""
+        ...
+
+    def exited(self, node: LearnerNode, effect: ExitLearner) -> None:
+        """Its process ends."""
+        ...
+
+
+class LearnerNode:
+    """One learner process.
+
+    Attributes:
+        session: Open connection as the syncer numbers it; None without one.
+        stream_s: Per direction, when the last message of the stream arrives: streams keep their order.
+        uplink_free_s: When the uplink has sent what it was given.
+        versions, held: Installed version of each fragment, and its symbol.
+        uploads: Contributions on their way.
+        steps_s: (time, local step) of each boundary.
+
+    Args:
+        learner_id: Its name.
+        link: Its link and speed.
+        world: What is around it.
+        rng: For the jitter of its reconnects.
+    """
+
+    def __init__(self, learner_id: LearnerId, link: LinkProfile, world: Surroundings, rng: random.Random) -> None:
+        """A new life, from the initial weights, before its first step."""
+        settings = world.settings
+        initial = Version(Epoch(0), 0)
+        self.learner_id = learner_id
+        self.link = link
+        self.machine = LearnerMachine(
+            settings.for_learner(),
+            settings.identity(learner_id),
+            [FragmentState(version=initial, resync=0, step_lo=LocalStep(0), tokens_lo=0)] * settings.num_fragments,
+            local_step=LocalStep(0),
+            tokens=0,
+            unit=0,
+            rng=rng,
+        )
+        self.session: SessionId | None = None
+        self.stream_s = [0.0, 0.0]
+        self.uplink_free_s = 0.0
+        self.versions = [initial] * settings.num_fragments
+        self.held = list(settings.initial_digests)
+        self.uploads: set[ContributionHeader] = set()
+        self.local_step = 0
+        self.alive = True
+        self.exit_code: int | None = None
+        self.steps_s: list[tuple[float, int]] = []
+        self._world = world
+        self._newest = list(zip(self.versions, self.held, strict=True))
+        self._installs: dict[FragmentId, tuple[InstallUpdate, str]] = {}
+        self._announced: set[ContributionHeader] = set()
+        self._wanted: set[FragmentId] = set()
+        self._allowed: LocalStep | None = LocalStep(0)
+        self._stepping = False
+        self._timer = 0
+        self._frozen = False
+        self._backlog: list[Callable[[], None]] = []
+
+    @property
+    def runs(self) -> bool:
+        """Its process is there."""
+        return self.alive and self.exit_code is None
+
+    def start(self) -> None:
+        """Begin."""
+        self._perform(self.machine.start())
+
+    def handle(self, event: LearnerEvent) -> None:
+        """Give its machine an event; a process that hangs takes note of it when it wakes."""
+        self._do(lambda: self._handle(event))
+
+    def freeze(self, duration_s: float) -> None:
+        """The process hangs: nothing of it goes on, while its connection stands."""
+        if not self._frozen:
+            self._frozen = True
+            self._world.agenda.after(duration_s, self._thaw)
+
+    def _thaw(self) -> None:
+        self._frozen = False
+        backlog, self._backlog = self._backlog, []
+        for action in backlog:
+            action()
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _do(self, action: Callable[[], None]) -> None:
+        if self._frozen:
+            self._backlog.append(action)
+        elif self.runs:
+            action()
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._world.agenda.after(delay_s, lambda: self._do(action))
+
+    def _handle(self, event: LearnerEvent) -> None:
+        self._perform(self.machine.handle(event, self._world.agenda.now_s))
+        self._timer += 1
+        deadline_s, number = self.machine.deadline_s(), self._timer
+        if deadline_s is not None:
+            self._world.agenda.at(deadline_s, lambda: self._do(lambda: self._fire(number)))
+
+    def _fire(self, number: int) -> None:
+        if number == self._timer:
+            self._handle(TimerFired())
+
+    def _perform(self, effects: list[LearnerEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Connect():
+                    self._world.connect(self)
+                case SendToSyncer():
+                    self._world.say(self, effect.message)
+                case RequestSnapshot():
+                    self._wanted.add(effect.fragment_id)
+                case StartUpload():
+                    self._upload(effect.header)
+                case DropUpload():
+                    self.uploads.discard(effect.header)
+                case ApplyUpdate():
+                    self._apply(effect)
+                case InstallUpdate():
+                    version, digest = self._newest[effect.fragment_id]
+                    _must(version == effect.version, f"{self.learner_id} is to install what it doesn't have")
+                    self._installs[effect.fragment_id] = (effect, digest)
+                case AllowSteps():
+                    self._allowed = effect.until_step
+                case SetPace() | ShowReason():
+                    pass
+                case ExitLearner():
+                    self.exit_code = effect.exit_code
+                    self._world.exited(self, effect)
+                case _:
+                    assert_never(effect)
+        if not self._stepping and self.runs:
+            self._stepping = True
+            self._later(0.0, lambda: self._boundary(stepped=False))
+
+    def _upload(self, header: ContributionHeader) -> None:
+        if header not in self._announced:
+            self._announced.add(header)
+            base = self.versions[header.key.fragment_id]
+            _must(header.base == base, f"{self.learner_id} names {header.base} as the base of a delta to {base}")
+        self._world.offer(self, header)
+
+    def _apply(self, effect: ApplyUpdate) -> None:
+        header = effect.header
+        fragment_id = header.fragment_id
+        held = self._newest[fragment_id]
+        for segment in header.segments:
+            fits = segment.kind is SegmentKind.VALUE or segment.from_version == held[0]
+            _must(fits, f"{self.learner_id} adds a difference from {segment.from_version} to {held[0]}")
+            held = (segment.to_version, segment.digest)
+        if self._world.poisoned():
+            broken = UpdateBroken(fragment_id=fragment_id, version=held[0], reason=RefusalReason.DIGEST)
+            self._later(0.0, lambda: self._handle(broken))
+            return
+        self._newest[fragment_id] = held
+        self._world.invariants.saw(fragment_id, *held)
+        event = UpdateApplied(fragment_id=fragment_id, version=held[0], resync=header.resync)
+        self._later(0.0, lambda: self._handle(event))
+
+    def _boundary(self, *, stepped: bool) -> None:
+        """What the training loop does between two steps."""
+        self._stepping = False
+        self.local_step += stepped
+        tokens = self.local_step * BATCH_TOKENS
+        installed = self._install(tokens)
+        wanted, self._wanted = sorted(self._wanted), set()
+        if self._allowed is None or self.local_step < self._allowed:
+            self._stepping = True
+            self._later(self.link.step_s, lambda: self._boundary(stepped=True))
+        if not (stepped or installed or wanted):
+            return
+        self.steps_s.append((self._world.agenda.now_s, self.local_step))
+        passed = BoundaryPassed(
+            local_step=LocalStep(self.local_step),
+            tokens=tokens,
+            unit=self.local_step,
+            step_time_s=self.link.step_s,
+            loss=1.0,
+            learning_rate=0.1,
+            installed=installed,
+            snapshots=tuple(SnapshotTaken(fragment_id=fragment) for fragment in wanted),
+        )
+        self._handle(passed)
+
+    def _install(self, tokens: int) -> tuple[Installed, ...]:
+        installed = []
+        for fragment_id, (install, digest) in sorted(self._installs.items()):
+            self.versions[fragment_id], self.held[fragment_id] = install.version, digest
+            installed.append(
+                Installed(
+                    fragment_id=fragment_id,
+                    version=install.version,
+                    resync=install.resync,
+                    step_lo=LocalStep(self.local_step),
+                    tokens_lo=tokens,
+                )
+            )
+        self._installs.clear()
+        return tuple(installed)
+
+
+def _must(holds: bool, problem: str) -> None:
+    if not holds:
+        raise Violation(problem)

@@ -1,0 +1,147 @@
+"""What a simulated run is, and the settings of its machines that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wan_diloco.protocol.admission import Terms
+from wan_diloco.protocol.events import Identity
+from wan_diloco.protocol.intake import FragmentSizes, IntakeRules
+from wan_diloco.protocol.learner_machine import LearnerSettings
+from wan_diloco.protocol.quorum import GracePolicy
+from wan_diloco.protocol.retry import RetryPolicy
+from wan_diloco.protocol.schedule import Schedule
+from wan_diloco.protocol.syncer_machine import SyncerSettings
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.units import GlobalStep, Incarnation, LearnerId
+
+__all__ = ["BATCH_TOKENS", "LinkProfile", "WorldSettings"]
+
+BATCH_TOKENS = 100
+_PARAMETERS = 1000
+_CODEC = "int4"
+_RUN = "world"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProfile:
+    """One learner's link and speed.
+
+    Attributes:
+        step_s: Duration of a step.
+        delay_s: One way.
+        jitter_s: Added at random, up to this; streams keep their order.
+        upload_s: How long a contribution's bytes occupy the uplink; they go one after the other.
+    """
+
+    step_s: float = 1.0
+    delay_s: float = 0.02
+    jitter_s: float = 0.0
+    upload_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldSettings:
+    """A run.
+
+    Attributes:
+        links: One a learner; their names are m0, m1, ...
+        drop: Chance that a bulk transfer or an acknowledgement is lost while its stream lives on.
+        repeat: Chance that a control message arrives twice.
+        poison: Chance that a contribution turns out not to be finite, or an update not to decode.
+        merge_fails: Chance that a merge can't be done, and is tried again.
+        calm_s: From when on none of these chances exists any more.
+    """
+
+    links: tuple[LinkProfile, ...]
+    num_fragments: int = 4
+    period_steps: int = 4
+    overlap_steps: int = 2
+    quorum: int = 1
+    safety: float = 0.9
+    bound_steps: float = 4.0
+    total_steps: int = 40
+    lease_s: float = 10.0
+    merge_s: float = 0.02
+    drop: float = 0.0
+    repeat: float = 0.0
+    poison: float = 0.0
+    merge_fails: float = 0.0
+    calm_s: float = float("inf")
+
+    @property
+    def learners(self) -> tuple[LearnerId, ...]:
+        """Names, in the order of `links`."""
+        return tuple(LearnerId(f"m{index}") for index in range(len(self.links)))
+
+    @property
+    def initial_digests(self) -> tuple[str, ...]:
+        """Of each fragment; weights are symbols here."""
+        return tuple(f"initial-{fragment}" for fragment in range(self.num_fragments))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The rhythm."""
+        return Schedule(num_fragments=self.num_fragments, period_steps=self.period_steps)
+
+    @property
+    def sizes(self) -> tuple[FragmentSizes, ...]:
+        """Of each fragment's contribution."""
+        size = FragmentSizes(parameters=_PARAMETERS, codes_bytes=_PARAMETERS // 2, scales_bytes=16)
+        return (size,) * self.num_fragments
+
+    def fresh_state(self) -> SyncerState:
+        """A syncer's state before the first step."""
+        return SyncerState(
+            parameters=(_PARAMETERS,) * self.num_fragments, initial_digests=self.initial_digests, keep_updates=8
+        )
+
+    def for_syncer(self) -> SyncerSettings:
+        """The settings of its machine."""
+        return SyncerSettings(
+            terms=Terms(
+                run=_RUN,
+                learners=self.learners,
+                layout=("a layout",),
+                settings=(("a", "setting"),),
+                initial_digests=self.initial_digests,
+            ),
+            schedule=self.schedule,
+            policy=GracePolicy(
+                quorum=self.quorum,
+                overlap_steps=self.overlap_steps,
+                safety=self.safety,
+                bound_steps=self.bound_steps,
+            ),
+            intake=IntakeRules(
+                codec=_CODEC, fragments=self.sizes, batch_tokens=dict.fromkeys(self.learners, BATCH_TOKENS)
+            ),
+            total_steps=GlobalStep(self.total_steps),
+            lease_s=self.lease_s,
+            start_timeout_s=60.0,
+            shards=("",) * self.num_fragments,
+            lossless=False,
+        )
+
+    def for_learner(self) -> LearnerSettings:
+        """The settings of a learner's machine."""
+        return LearnerSettings(
+            schedule=self.schedule,
+            overlap_steps=self.overlap_steps,
+            codec=_CODEC,
+            sizes=self.sizes,
+            heartbeat_s=self.lease_s / 3,
+            retry=RetryPolicy(),
+        )
+
+    def identity(self, learner_id: LearnerId) -> Identity:
+        """Who a new life says it is."""
+        terms = self.for_syncer().terms
+        return Identity(
+            run=_RUN,
+            learner_id=learner_id,
+            incarnation=Incarnation(0),
+            layout=terms.layout,
+            settings=terms.settings,
+            initial_digests=terms.initial_digests,
+        )
