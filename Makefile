@@ -71,7 +71,9 @@ proto-check: setup ## fail when the generated Python isn't what proto/ says
 demo: setup ## train one model in four regions on this machine
 	@# four learners that all read torch from a cold disk are slower than one that does it for them
 	@$(BIN)/python -c 'import grpc, torch'
-	$(BIN)/wan-diloco run deploy/demo.toml
+	@# a folder holds one run; a second demo gets one of its own
+	@number=1; folder=runs/demo; while [ -e "$$folder" ]; do number=$$((number + 1)); folder=runs/demo-$$number; done; \
+	$(BIN)/wan-diloco run deploy/demo.toml --run-folder "$$folder"
 
 bench: setup ## measure what the README says
 	@shopt -s nullglob; programs=(bench/*.py); \
