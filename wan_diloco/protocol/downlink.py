@@ -29,15 +29,23 @@ class _Line:
 
     Attributes:
         has: Newest version that it holds, installed or pending; None while unknown.
-        resync: Number of the last resync that it holds.
-        wanted_resync: Number of the last resync that it should hold.
+        resync: Number of the last resync that it holds, as it says.
+        needs_resync: It must take the published value whatever it has.
+        offered: Number of the last resync that this process sent; 0 for none.
         sending: Version and resync of the transfer that is under way.
     """
 
     has: Version | None = None
     resync: int = 0
-    wanted_resync: int = 0
+    needs_resync: bool = False
+    offered: int = 0
     sending: tuple[Version, int] | None = None
+
+    def holds(self, version: Version, resync: int) -> None:
+        """The learner says what it has."""
+        self.has, self.resync = version, resync
+        if self.offered and resync >= self.offered:
+            self.needs_resync = False
 
 
 @dataclass(slots=True)
@@ -68,15 +76,16 @@ class Downlink:
         for item in report.fragments:
             if item.fragment_id < self.num_fragments:
                 line = self._lines[learner_id][item.fragment_id]
-                line.has = item.version if item.pending is None else max(item.version, item.pending)
-                line.resync = item.resync
-                if line.sending is not None and line.has >= line.sending[0] and line.resync >= line.sending[1]:
+                version = item.version if item.pending is None else max(item.version, item.pending)
+                line.holds(version, item.resync)
+                if line.sending is not None and version >= line.sending[0] and item.resync >= line.sending[1]:
                     line.sending = None  # it is there, and its acknowledgement was lost
 
     def received(self, learner_id: LearnerId, message: UpdateReceived) -> None:
         """A transfer reached the learner whole; the message tells what it holds now."""
         line = self._lines[learner_id][message.fragment_id]
-        line.has, line.resync, line.sending = message.version, message.resync, None
+        line.holds(message.version, message.resync)
+        line.sending = None
 
     def broken(self, learner_id: LearnerId, fragment_id: FragmentId) -> None:
         """A transfer did not reach the learner."""
@@ -86,10 +95,7 @@ class Downlink:
     def want_resync(self, learner_id: LearnerId, fragment_id: FragmentId) -> None:
         """The learner must take the published value whatever it has."""
         line = self._lines[learner_id][fragment_id]
-        # One that was asked for and hasn't arrived yet serves for this one as well.
-        if line.wanted_resync == line.resync:
-            line.wanted_resync += 1
-        line.sending = None
+        line.needs_resync, line.sending = True, None
 
     def next_update(
         self, learner_id: LearnerId, session: SessionId, fragment_id: FragmentId, state: SyncerState
@@ -99,13 +105,16 @@ class Downlink:
         current = state.versions[fragment_id]
         if line.has is None or line.sending is not None:
             return None
-        resync = line.wanted_resync > line.resync or line.has.epoch != current.epoch or line.has > current
-        if not resync and line.has == current:
+        if line.has.epoch != current.epoch or line.has > current:
+            line.needs_resync = True
+        if line.needs_resync:
+            # The number is chosen only now, above what the learner said it has: an earlier process may have
+            # sent it some. One that was offered and hasn't arrived yet serves for a later need as well.
+            line.offered = max(line.offered, line.resync + 1)
+            line.sending = (current, line.offered)
+            return self._value(session, fragment_id, state, line.offered, ())
+        if line.has == current:
             return None
-        if resync:
-            line.wanted_resync = max(line.wanted_resync, line.resync + 1)
-            line.sending = (current, line.wanted_resync)
-            return self._value(session, fragment_id, state, line.wanted_resync, ())
         line.sending = (current, 0)
         chain = self._chain(line.has, fragment_id, state)
         if chain:

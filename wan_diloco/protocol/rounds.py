@@ -32,9 +32,13 @@ class OpenRound:
         attempt: Counts from 1.
         opened_s: When the round opened.
         asked_s: When the current attempt asked its members.
-        window_s: After which an attempt without a quorum is given up.
+        patience_s: After which an attempt without a quorum is given up, if all that is missing is work: a
+            learner had no steps to give.
+        window_s: After which it is given up in any case.
         asked: Members of the current attempt.
         declined: Those of them that answered without a contribution.
+        asked_at_s: When each attempt asked, from the first.
+        queued: (learner, attempt) that stood in the learner's own queue.
         quorate_s: When the current attempt had its quorum; None before.
     """
 
@@ -44,17 +48,38 @@ class OpenRound:
     opened_s: float
     attempt: int = 0
     asked_s: float = 0.0
+    patience_s: float = 0.0
     window_s: float = 0.0
     asked: dict[LearnerId, Incarnation] = field(default_factory=dict)
     declined: dict[LearnerId, DeclineReason] = field(default_factory=dict)
+    asked_at_s: list[float] = field(default_factory=list)
+    queued: set[tuple[LearnerId, int]] = field(default_factory=set)
     quorate_s: float | None = None
 
-    def ask(self, members: dict[LearnerId, Incarnation], now_s: float, window_s: float) -> None:
+    def ask(self, members: dict[LearnerId, Incarnation], now_s: float, *, patience_s: float, window_s: float) -> None:
         """Begin a new attempt with these members."""
         self.attempt += 1
         self.asked, self.declined = dict(members), {}
-        self.asked_s, self.window_s = now_s, window_s
+        self.asked_s, self.patience_s, self.window_s = now_s, patience_s, window_s
+        self.asked_at_s.append(now_s)
         self.quorate_s = None
+
+    def decline(self, learner_id: LearnerId, reason: DeclineReason) -> None:
+        """A member of the current attempt answered without a contribution."""
+        self.declined[learner_id] = reason
+        self.queued.add((learner_id, self.attempt))
+
+    @property
+    def gives_up_s(self) -> float:
+        """When the current attempt is given up unless it reaches its quorum before."""
+        lacks_work = DeclineReason.ZERO_STEPS in self.declined.values()
+        return self.asked_s + (self.patience_s if lacks_work else self.window_s)
+
+    def response_s(self, learner_id: LearnerId, attempt: int, now_s: float) -> float | None:
+        """How long after its question an answer to an attempt comes; None if it stood in its sender's queue."""
+        if not 1 <= attempt <= self.attempt or (learner_id, attempt) in self.queued:
+            return None
+        return now_s - self.asked_at_s[attempt - 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from wan_diloco.protocol.quorum import RoundView, Verdict, decide, smooth
 from wan_diloco.protocol.rounds import Candidates, OpenRound, RoundQueue, candidates, missing
 from wan_diloco.protocol.syncer_context import SyncerContext
 from wan_diloco.protocol.tape import ContributionDiscarded, FragmentPublished, RoundClosed
-from wan_diloco.units import FragmentId, RoundId
+from wan_diloco.units import FragmentId, LearnerId, RoundId
 
 __all__ = ["RoundConductor"]
 
@@ -23,8 +23,8 @@ __all__ = ["RoundConductor"]
 UPLINK_SHARE = 0.5
 # How long an attempt is given before anything is known about steps and responses.
 _FIRST_WINDOW_S = 10.0
-# An attempt's window doubles from attempt to attempt up to this, so that a quorum that is slower than any
-# estimate is reached in the end.
+# An attempt's window doubles from attempt to attempt up to this, and beyond it as far as answers are known to
+# take, so that a quorum that is slower than the schedule is reached in the end.
 _WINDOW_MAX_S = 120.0
 _MERGE_RETRY_S = 1.0
 
@@ -76,7 +76,7 @@ class RoundConductor:
 
     def deadlines_s(self) -> list[float]:
         """When something is due by time alone."""
-        times = [round_.asked_s + round_.window_s for round_ in self.open.values() if round_.quorate_s is None]
+        times = [round_.gives_up_s for round_ in self.open.values() if round_.quorate_s is None]
         times += [verdict.close_s for verdict in self._verdicts.values() if verdict.close_s is not None]
         return [*(time_s for time_s in times if math.isfinite(time_s)), *self._retries.values()]
 
@@ -87,8 +87,9 @@ class RoundConductor:
             if round_ is None:
                 self.queue.add(fragment_id, due_step)
                 continue
+            # Who is on the way with an answer would be too late for a new question; if nobody is, it costs nothing.
             round_.due_step = due_step
-            if round_.quorate_s is None:
+            if round_.quorate_s is None and not self._awaited(round_, self._candidates(round_)):
                 self._ask(round_, now_s)
 
     def ask_again(self, now_s: float) -> None:
@@ -115,7 +116,7 @@ class RoundConductor:
         if round_ is None or (round_.round_id, round_.attempt) != (message.round_id, message.attempt):
             return
         if round_.asked.get(member.learner_id) == member.incarnation:
-            round_.declined[member.learner_id] = message.reason
+            round_.decline(member.learner_id, message.reason)
 
     def merged(self, event: MergeFinished) -> None:
         """A merge is done: the new version exists, and everybody is sent it.
@@ -153,10 +154,11 @@ class RoundConductor:
     def observe_response(self, header: ContributionHeader, now_s: float) -> None:
         """How long a learner took, in time or late; but not how long it stood in its own queue."""
         round_ = self._asked.get(header.key.fragment_id)
-        if round_ is None or (round_.round_id, round_.attempt) != (header.round_id, header.attempt):
+        if round_ is None or round_.round_id != header.round_id:
             return
-        if header.key.learner_id not in round_.declined:
-            self.context.responses.observe(header.key.learner_id, now_s - round_.asked_s)
+        response_s = round_.response_s(header.key.learner_id, header.attempt, now_s)
+        if response_s is not None:
+            self.context.responses.observe(header.key.learner_id, response_s)
 
     def observe_sync(self, message: UpdateReceived, now_s: float) -> None:
         """How long merge and downlink took."""
@@ -187,12 +189,11 @@ class RoundConductor:
         members = {member.learner_id: member.incarnation for member in self.context.membership.live()}
         step_s = self.context.membership.step_s()
         policy = self.context.settings.policy
-        window_s = _FIRST_WINDOW_S
-        if step_s is not None:
-            usual = self.context.responses.estimates()
-            slowest_s = max((usual[learner].usual_s for learner in members if learner in usual), default=0.0)
-            window_s = max(policy.bound_steps * step_s, 2 * slowest_s)
-        round_.ask(members, now_s, min(_WINDOW_MAX_S, window_s * 2 ** min(round_.attempt, 16)))
+        usual = self.context.responses.estimates()
+        slowest_s = max((usual[learner].usual_s for learner in members if learner in usual), default=0.0)
+        patience_s = policy.bound_steps * step_s if step_s is not None else _FIRST_WINDOW_S
+        window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2 ** min(round_.attempt, 16))
+        round_.ask(members, now_s, patience_s=patience_s, window_s=max(window_s, 2 * slowest_s))
         self._asked[round_.fragment_id] = round_
         pull = Pull(
             round_id=round_.round_id,
@@ -208,34 +209,43 @@ class RoundConductor:
 
     def _decide(self, round_: OpenRound, now_s: float) -> None:
         fragment_id = round_.fragment_id
-        reachable = self.context.membership.reachable
-        found = candidates(
-            round_,
-            list(self.context.state.pool[fragment_id].values()),
-            self.context.state.versions[fragment_id],
-            reachable,
-        )
+        found = self._candidates(round_)
         quorate = len(found.fresh) >= self.context.settings.policy.quorum
         if quorate and round_.quorate_s is None:
             round_.quorate_s = now_s
         elif not quorate:
             round_.quorate_s = None
-        awaited = frozenset(
-            learner
-            for learner, incarnation in round_.asked.items()
-            if learner not in found.fresh and learner not in round_.declined and reachable(learner, incarnation)
+        view = RoundView(
+            opened_s=round_.asked_s,
+            quorate_s=round_.quorate_s,
+            fresh=found.fresh,
+            awaited=self._awaited(round_, found),
         )
-        view = RoundView(opened_s=round_.asked_s, quorate_s=round_.quorate_s, fresh=found.fresh, awaited=awaited)
         verdict = decide(self.context.settings.policy, self.context.estimates(), view, now_s)
         self._verdicts[fragment_id] = verdict
         if verdict.close:
             self._close(round_, found, now_s)
-        elif round_.quorate_s is None and now_s >= round_.asked_s + round_.window_s:
+        elif round_.quorate_s is None and now_s >= round_.gives_up_s:
             silent = ", ".join(sorted(learner for learner in round_.asked if learner not in found.fresh)) or "anybody"
             quorum = self.context.settings.policy.quorum
             text = f"round {round_.round_id}: {len(found.fresh)} of {quorum} learners, lacking {silent}"
             self.context.show(f"fragment:{fragment_id}", text)
             self._ask(round_, now_s)
+
+    def _candidates(self, round_: OpenRound) -> Candidates:
+        state, fragment_id = self.context.state, round_.fragment_id
+        pool = list(state.pool[fragment_id].values())
+        return candidates(round_, pool, state.versions[fragment_id], self.context.membership.reachable)
+
+    def _awaited(self, round_: OpenRound, found: Candidates) -> frozenset[LearnerId]:
+        """Members that were asked, can be reached, and have neither contributed nor declined."""
+        return frozenset(
+            learner
+            for learner, incarnation in round_.asked.items()
+            if learner not in found.fresh
+            and learner not in round_.declined
+            and self.context.membership.reachable(learner, incarnation)
+        )
 
     def _close(self, round_: OpenRound, found: Candidates, now_s: float) -> None:
         fragment_id = round_.fragment_id
