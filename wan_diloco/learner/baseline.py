@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wan_diloco.errors import EXIT_INTERNAL, EXIT_OK
+from wan_diloco.errors import EXIT_INTERNAL, EXIT_OK, EXIT_TEMPORARY
 from wan_diloco.learner.stop_signals import StopSignals, stop_signals
 from wan_diloco.storage.atomic import write_text
 from wan_diloco.storage.filesystem import ensure_folder
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from wan_diloco.config import RunConfig
 
-__all__ = ["BaselineMode", "run_baseline"]
+__all__ = ["BaselineMode", "run_baseline", "run_together"]
 
 _POLL_S: Final = 0.1
 _END_S: Final = 10.0
@@ -55,30 +55,45 @@ def run_baseline(config: RunConfig, mode: BaselineMode, run_folder: Path) -> int
     ensure_folder(run_folder)
     write_text(run_folder / "config.json", config.resolved_json())
     world_size = 1 if mode is BaselineMode.ALONE else len(config.regions)
-    with tempfile.TemporaryDirectory(prefix="wan-diloco-") as meeting, stop_signals() as signals:
-        ranks = [
-            subprocess.Popen(
+    with tempfile.TemporaryDirectory(prefix="wan-diloco-") as meeting:
+        return run_together(
+            [
                 [
                     *(sys.executable, "-m", "wan_diloco.learner.baseline_rank"),
                     *(str(run_folder), str(mode), str(rank), str(world_size), f"{meeting}/store"),
-                ],
-                stdin=subprocess.DEVNULL,
-            )
-            for rank in range(world_size)
-        ]
+                ]
+                for rank in range(world_size)
+            ]
+        )
+
+
+def run_together(commands: Sequence[Sequence[str]]) -> int:
+    """Run processes that are nothing without each other; main thread only.
+
+    Args:
+        commands: One a process.
+
+    Returns:
+        0 when all have ended well. Otherwise none is left, and it is the exit code of the first that failed, or 128 +
+        number after a signal to this process.
+    """
+    with stop_signals() as signals:
+        processes = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for command in commands]
         try:
-            return _watch(ranks, signals)
+            return _watch(processes, signals)
         finally:
-            _end(ranks)
+            _end(processes)
 
 
-def _watch(ranks: Sequence[subprocess.Popen[bytes]], signals: StopSignals) -> int:
+def _watch(processes: Sequence[subprocess.Popen[bytes]], signals: StopSignals) -> int:
     while True:
-        codes = [rank.poll() for rank in ranks]
-        for code in codes:
-            if code:
-                # A replica that was killed from outside has no exit code of its own.
-                return code if code > 0 else EXIT_INTERNAL
+        codes = [process.poll() for process in processes]
+        failed = [code for code in codes if code]
+        if failed:
+            # Who merely lost the others says "temporary"; who has a reason of its own explains it. A process that
+            # was killed from outside has no exit code.
+            code = next((code for code in failed if code != EXIT_TEMPORARY), EXIT_TEMPORARY)
+            return code if code > 0 else EXIT_INTERNAL
         if signals.received is not None:
             return 128 + signals.received
         if None not in codes:
@@ -86,12 +101,12 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]], signals: StopSignals) -> in
         signals.wait(_POLL_S)
 
 
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    for rank in ranks:
-        rank.terminate()
-    for rank in ranks:
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
         try:
-            rank.wait(_END_S)
+            process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            rank.kill()
-            rank.wait()
+            process.kill()
+            process.wait()

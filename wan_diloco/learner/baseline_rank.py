@@ -12,7 +12,7 @@ from wan_diloco.clock import SystemClock
 from wan_diloco.config import load_config
 from wan_diloco.errors import EXIT_OK, WanDilocoError
 from wan_diloco.learner.baseline import BaselineMode
-from wan_diloco.learner.region import Region, file_group
+from wan_diloco.learner.region import file_group
 from wan_diloco.learner.replica import Replica, StepOutcome
 from wan_diloco.learner.setup import build_model, held_out_tokens, open_shard
 from wan_diloco.learner.stop_signals import StopSignals, stop_signals
@@ -113,10 +113,10 @@ class Observer:
 
 def train(
     config: RunConfig,
-    mode: BaselineMode,
-    run_folder: Path,
+    replica: Replica,
+    observer: Observer | None,
     *,
-    group: Region,
+    step_time_min_s: float,
     clock: Clock,
     signals: StopSignals,
 ) -> int:
@@ -124,9 +124,9 @@ def train(
 
     Args:
         config: The run.
-        mode: Which baseline.
-        run_folder: Where rank 0 puts the results; `wall_s` there is the time of the steps, without evaluations.
-        group: Of the replicas; rank m reads the shard of region m.
+        replica: In its group.
+        observer: Rank 0's; `wall_s` in its summary is the time of the steps, without evaluations.
+        step_time_min_s: Each step is stretched to this, as in the run itself.
         clock: For step times.
         signals: That end it early.
 
@@ -134,13 +134,9 @@ def train(
         The exit code.
 
     Raises:
-        DataError: The corpus can't be read or is too small.
+        TransportError: Another replica is gone.
         StorageError: The summary can't be written.
     """
-    model = build_model(config)
-    replica = Replica(config, model, open_shard(config, group.rank), group)
-    observer = Observer(config, mode, model, run_folder, clock) if group.rank == 0 else None
-    step_time_min_s = config.regions[group.rank].step_time_min_s
     wall_s = 0.0
     for step in range(config.total_steps):
         started_s = clock.now_s()
@@ -170,10 +166,21 @@ def main(arguments: list[str]) -> int:
     """
     folder, mode, rank, world_size, store = arguments
     torch.set_num_threads(1)
+    clock = SystemClock()
     try:
         config = load_config([Path(folder) / "config.json"], env={}).config
+        # Whatever is wrong with the data shows before anybody waits for anybody.
+        model, units = build_model(config), open_shard(config, int(rank))
+        observer = Observer(config, BaselineMode(mode), model, Path(folder), clock) if rank == "0" else None
         with stop_signals() as signals, file_group(Path(store), int(rank), int(world_size)) as group:
-            return train(config, BaselineMode(mode), Path(folder), group=group, clock=SystemClock(), signals=signals)
+            return train(
+                config,
+                Replica(config, model, units, group),
+                observer,
+                step_time_min_s=config.regions[group.rank].step_time_min_s,
+                clock=clock,
+                signals=signals,
+            )
     except WanDilocoError as exc:
         sys.stderr.write(f"baseline: {exc}\n")
         return exc.exit_code

@@ -21,7 +21,7 @@ from torch.distributed import (  # type: ignore[attr-defined] # re-exported with
     TCPStore,
 )
 
-from wan_diloco.errors import ConfigError
+from wan_diloco.errors import ConfigError, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,12 +47,18 @@ class Region:
 
         Returns:
             The mean of the losses.
+
+        Raises:
+            TransportError: Somebody of the group is gone.
         """
         if self.world_size == 1:
             return loss
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         flat = torch.cat([torch.tensor([loss]), *(gradient.flatten() for gradient in gradients)])
-        dist.all_reduce(flat)
+        try:
+            dist.all_reduce(flat)
+        except RuntimeError as exc:
+            raise TransportError(f"a process of the group is gone: {exc}") from exc
         flat /= self.world_size
         start = 1
         for gradient in gradients:

@@ -133,7 +133,7 @@ def _show() -> Callable[[ShowReason], None]:
     changes = ChangeLogger(get_logger("uplink"))
 
     def show(effect: ShowReason) -> None:
-        changes.note(f"waiting_{effect.topic.partition(':')[0]}", effect.text, topic=effect.topic)
+        changes.note(f"waiting_{effect.topic.partition(':')[0]}", effect.text or "over", topic=effect.topic)
 
     return show
 
