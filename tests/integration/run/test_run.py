@@ -18,14 +18,16 @@ import pytest
 from tests.support.sources import REPOSITORY
 from wan_diloco.clock import SystemClock
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
-_WITHIN_S = 120.0
+# A machine that is busy with other things takes minutes to start seven Python processes; an idle one takes seconds.
+_WITHIN_S = 240.0
 WORDS = ("the", "of", "and", "to", "in", "that", "we", "our", "for", "is", "it", "this", "with", "as", "by", "have")
 CONFIG = """
 [run]
 name = "tiny"
 tokens = "{tokens}"
+start_timeout = "240s"
 [model]
 dim = 16
 layers = 1
@@ -145,7 +147,7 @@ def test_two_regions_train_one_model_from_start_to_export(tiny: Tiny, tmp_path: 
 
     summary = json.loads(stdout)
     assert summary == json.loads((tiny.run_folder / "summary.json").read_text())
-    assert summary["tokens_trained"] >= 60 * 128
+    assert summary["tokens_trained"] >= 60 * 64  # of the quicker region alone
     assert summary["merges_per_fragment_min"] >= 5
     assert summary["validation_nats_per_byte"] < 4.5  # it begins at log(256) = 5.55
     assert "wan-diloco: " not in stderr
@@ -157,8 +159,8 @@ def test_two_regions_train_one_model_from_start_to_export(tiny: Tiny, tmp_path: 
     assert json.loads((tmp_path / "model" / "config.json").read_text())["global_step"] >= 60
 
 
-def test_a_killed_learner_is_started_again_and_taken_back(tiny: Tiny) -> None:
-    tiny.configure(steps=400, step_time="50ms")
+def test_a_killed_learner_is_taken_back_and_a_killed_supervisor_leaves_no_process(tiny: Tiny) -> None:
+    tiny.configure(steps=100_000, step_time="50ms")
     process = tiny.start()
     until(lambda: len(tiny.tape("RoundClosed")) > 4, process, tiny)
     learner(process, "b").kill()
@@ -168,23 +170,28 @@ def test_a_killed_learner_is_started_again_and_taken_back(tiny: Tiny) -> None:
         return any(key["learner_id"] == "b" and key["incarnation"] == 2 for key in keys)
 
     until(merged_again, process, tiny)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = tiny.finish(process, 143)
-    assert "b died (killed by SIGKILL)" in stderr
     admitted = [(record["learner_id"], record["incarnation"]) for record in tiny.tape("LearnerAdmitted")]
     assert sorted(admitted) == [("a", 1), ("b", 1), ("b", 2)]
 
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 8  # three guardians, the syncer, its evaluator, two learners, their uplinks
+    process.kill()
+    assert psutil.wait_procs(family, timeout=_WITHIN_S)[1] == []
+    assert "b died (killed by SIGKILL)" in process.communicate()[1]
+
 
 def test_an_interrupted_run_owns_its_folder_says_how_to_go_on_and_does(tiny: Tiny) -> None:
-    tiny.configure(steps=100, step_time="50ms")
+    tiny.configure(steps=300, step_time="40ms")
     first = tiny.start()
-    until(lambda: len(tiny.tape("FragmentPublished")) > 4, first, tiny)
+    until((tiny.run_folder / "state").exists, first, tiny)
 
-    _, stderr = tiny.finish(tiny.start("--resume"), 78)
+    others = tiny.start("--resume"), tiny.start()
+    _, stderr = tiny.finish(others[0], 78)
     assert f"in use by the run with pid {first.pid}" in stderr
-    _, stderr = tiny.finish(tiny.start(), 78)
+    _, stderr = tiny.finish(others[1], 78)
     assert "give --resume" in stderr
 
+    until(lambda: len(tiny.tape("FragmentPublished")) > 4, first, tiny)
     first.send_signal(signal.SIGINT)
     _, stderr = tiny.finish(first, 130)
     assert f"--run-folder {tiny.run_folder} --resume" in stderr
@@ -196,16 +203,6 @@ def test_an_interrupted_run_owns_its_folder_says_how_to_go_on_and_does(tiny: Tin
     assert len(tiny.tape("FragmentPublished")) > published
     assert len(tiny.tape("RunStarted")) == 1
     assert len(tiny.tape("RunEnded")) == 1
-
-
-def test_a_killed_supervisor_leaves_no_process(tiny: Tiny) -> None:
-    tiny.configure(steps=10_000, step_time="50ms")
-    process = tiny.start()
-    until(lambda: len(tiny.tape("FragmentPublished")) > 0, process, tiny)
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 6
-    process.kill()
-    assert psutil.wait_procs(family, timeout=40)[1] == []
 
 
 @pytest.mark.parametrize(
