@@ -60,7 +60,7 @@ def plain(renderable: Any) -> str:
 def test_a_line_says_where_the_run_is_and_for_whom_it_waits() -> None:
     assert progress_line(view()) == (
         "step 120/2441, 216k tokens (24.1k/s), published loss 2.314 at step 100, 118 rounds, participation 75%, "
-        "1/2 regions, eu-west away 0s, waiting: round 812: 1 of 2 learners, eu-west silent 4.1 s"
+        "1/2 regions, eu-west away 0s (round 812: 1 of 2 learners, eu-west silent 4.1 s)"
     )
 
 
@@ -71,7 +71,7 @@ def test_the_table_has_a_row_a_region_and_the_reason_of_waiting() -> None:
     cells = [cell.strip() for cell in row.split(BAR)[1:-1]]
     assert cells == ["us-east", "live", "121", "124k", "2.500", "20ms", "1MiB", "3MiB"]
     assert "restarted 2x" in text
-    assert "waiting: round 812" in text
+    assert "\nround 812: 1 of 2" in text
 
 
 def test_what_peers_say_cannot_draw() -> None:
@@ -116,6 +116,10 @@ def test_a_state_lasts_until_it_changes() -> None:
     assert since("a", "live", 14.0) == 4.0
     assert since("a", "away", 15.0) == 0.0
     assert since("a", "away", 16.5) == 1.5
+
+
+def test_after_the_end_only_the_evaluation_is_waited_for() -> None:
+    assert view({**STATUS, "ended": True}).waiting == ("the run has ended; the published model is being evaluated",)
 
 
 def test_an_empty_status_is_no_error() -> None:

@@ -135,7 +135,7 @@ def run_table(view: RunView) -> RenderableType:
     for region in view.regions:
         # Text, not markup: what a peer says must not be able to draw.
         table.add_row(*map(Text, region_cells(region)), style="" if region.live else "yellow")
-    return Group(table, *(Text(f"waiting: {reason}", style="yellow", overflow="fold") for reason in view.waiting))
+    return Group(table, *(Text(reason, style="yellow", overflow="fold") for reason in view.waiting))
 
 
 async def watch(

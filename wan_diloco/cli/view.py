@@ -157,6 +157,8 @@ def _waiting(told: Mapping[str, Any], syncer: str, *, answering: bool) -> list[s
         return [
             "the syncer is starting" if not told else f"the syncer doesn't answer (it is {syncer}); regions train on"
         ]
+    if told.get("ended"):
+        return ["the run has ended; the published model is being evaluated"]
     reasons = {**(told.get("reasons") or {}), **(told.get("waiting") or {})}
     return [text for _, text in sorted(reasons.items()) if text]
 
@@ -181,9 +183,8 @@ def progress_line(view: RunView) -> str:
     """A run's progress as one line of plain text."""
     said = [*facts(view), f"{sum(region.live for region in view.regions)}/{len(view.regions)} regions"]
     said += [f"{region.name} {region.state} {_lasting(region.since_s)}" for region in view.regions if not region.live]
-    if view.waiting:
-        said.append(f"waiting: {'; '.join(view.waiting)}")
-    return ", ".join(said)
+    line = ", ".join(said)
+    return f"{line} ({'; '.join(view.waiting)})" if view.waiting else line
 
 
 def region_cells(region: RegionView) -> tuple[str, ...]:
