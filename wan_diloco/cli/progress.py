@@ -127,7 +127,7 @@ def run_table(view: RunView) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text("   ".join(facts(view))), title_justify="left", title_style="bold", caption_justify="left")
+    table = Table()
     for column in ("region", "state"):
         table.add_column(column, no_wrap=True)
     for column in ("step", "tokens", "loss", "step time", "sent", "received"):
@@ -135,7 +135,12 @@ def run_table(view: RunView) -> RenderableType:
     for region in view.regions:
         # Text, not markup: what a peer says must not be able to draw.
         table.add_row(*map(Text, region_cells(region)), style="" if region.live else "yellow")
-    return Group(table, *(Text(reason, style="yellow", overflow="fold") for reason in view.waiting))
+    # Not the table's title, which would be folded to the table's width.
+    return Group(
+        Text("   ".join(facts(view)), style="bold"),
+        table,
+        *(Text(reason, style="yellow", overflow="fold") for reason in view.waiting),
+    )
 
 
 async def watch(
