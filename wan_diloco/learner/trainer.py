@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from wan_diloco.errors import CheckpointError, ConfigError, StorageError
+from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, CheckpointError, ConfigError, StorageError
 from wan_diloco.learner.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
 from wan_diloco.learner.ipc import UplinkStart
 from wan_diloco.learner.local_trainer import LocalTrainer
@@ -179,7 +179,9 @@ def run_learner(
                 clock=clock,
                 signals=signals,
             ).run()
-        _save_last(trainer, folder)
+        if code not in {EXIT_AUTH, EXIT_CONFIG}:
+            # One that was refused may be the old double of a learner that stands, and has the same folder.
+            _save_last(trainer, folder)
         return code
 
 
