@@ -158,3 +158,9 @@ class RecordingHandler:
 async def within(awaited: Awaitable[_Found], timeout_s: float = 30.0) -> _Found:
     """A bound against hanging; it fails the test, it never decides one."""
     return await asyncio.wait_for(awaited, timeout_s)
+
+
+async def poll(holds: Callable[[], bool]) -> None:
+    """Wait until something becomes true that nobody tells of."""
+    while not holds():  # noqa: ASYNC110 - counters have no events
+        await asyncio.sleep(0.002)

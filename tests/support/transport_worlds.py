@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tests.support.transport import EAST
+from tests.support.transport import EAST, poll, within
 from wan_diloco.simulation.virtual_loop import run_virtual
 from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
@@ -59,9 +60,11 @@ def run_in_memory(scenario: Scenario) -> None:
 @dataclass
 class GrpcWorld:
     address: str = "127.0.0.1:1"
+    servers: list[SyncerServer] = field(default_factory=list)
 
     async def start(self, handler: SyncerHandler) -> SyncerServer:
         server = GrpcSyncerServer(handler, limits=LIMITS)
+        self.servers.append(server)
         self.address = await server.start()
         return server
 
@@ -74,11 +77,16 @@ class GrpcWorld:
 
 def run_over_grpc(scenario: Scenario, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
     async def main() -> None:
-        await scenario(GrpcWorld())
+        world = GrpcWorld()
+        try:
+            await scenario(world)
+        finally:
+            # Stopped a second time where all went well: gRPC complains at servers that are left running.
+            for server in world.servers:
+                await server.stop(0.0)
         # Nothing of ours or gRPC's may still run.
-        deadline_s = asyncio.get_running_loop().time() + 5.0
-        while len(asyncio.all_tasks()) > 1 and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(0.01)
+        with contextlib.suppress(TimeoutError):
+            await within(poll(lambda: len(asyncio.all_tasks()) <= 2), 5.0)
         assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:

@@ -108,18 +108,20 @@ async def receive_upload(
         return
     partial = partials.take(header)
     partial.wire_bytes += len(first)
-    verdict = AnswerKind.SEND
     try:
         await _fill(stream, session.counters, partial, limits, decode)
-        handler.upload_complete(session, header, partial.assembler.result(), partial.wire_bytes)
-        verdict = AnswerKind.DONE
     except DecodeError as problem:
         handler.upload_failed(session, header, _refusal(problem), problem.detail)
-        verdict = AnswerKind.REFUSED
-    finally:
-        if verdict is AnswerKind.SEND:
-            partials.keep(header, partial)
-    await stream.write(encode_answer(UploadAnswer(kind=verdict)))
+        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.REFUSED)))
+        # A call that ends while the far end still writes loses the answer.
+        while await _next_message(stream, session.counters) != END_MARK:
+            pass
+    except BaseException:
+        partials.keep(header, partial)
+        raise
+    else:
+        handler.upload_complete(session, header, partial.assembler.result(), partial.wire_bytes)
+        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.DONE)))
 
 
 async def _fill(
@@ -130,14 +132,8 @@ async def _fill(
     while not assembler.complete:
         start, end = assembler.gap
         await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.SEND, start=start, end=end)))
-        while not assembler.complete:
-            message = await stream.read()
-            if message is None:
-                raise TransportError("an upload ended before its end")
-            counters.uplink_bytes += len(message)
+        while (message := await _next_message(stream, counters)) != END_MARK:
             partial.wire_bytes += len(message)
-            if message == END_MARK:
-                break
             try:
                 assembler.place(await decode(assembler, message))
             except DecodeError as problem:
@@ -147,6 +143,14 @@ async def _fill(
                 _note_bad(partial, limits, problem.detail)
         if assembler.gap == (start, end):
             _note_bad(partial, limits, f"bytes {start} to {end} don't come")
+
+
+async def _next_message(stream: ServerStream, counters: Counters) -> bytes:
+    message = await stream.read()
+    if message is None:
+        raise TransportError("an upload ended before its end")
+    counters.uplink_bytes += len(message)
+    return message
 
 
 def _note_bad(partial: Partial, limits: ServerLimits, detail: str) -> None:
@@ -198,16 +202,11 @@ async def _send(
     stream: ClientStream, wanted: Sequence[bytes], spread_s: float, pacer: Pacer, counters: Counters
 ) -> None:
     transfer = pacer.transfer(sum(map(len, wanted)), spread_s)
-    try:
-        for message in wanted:
-            await transfer.wait(len(message))
-            counters.uplink_bytes += len(message)
-            await stream.write(message)
-        await stream.write(END_MARK)
-    except TransportError:
-        # The syncer may have had enough before the end: then there is an answer to read, and if not,
-        # reading will say so.
-        return
+    for message in wanted:
+        await transfer.wait(len(message))
+        counters.uplink_bytes += len(message)
+        await stream.write(message)
+    await stream.write(END_MARK)
 
 
 async def _answer(stream: ClientStream) -> UploadAnswer:

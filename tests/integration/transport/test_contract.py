@@ -11,6 +11,7 @@ from tests.support.transport import (
     RecordingHandler,
     contribution,
     hello,
+    poll,
     random_buffers,
     same,
     update,
@@ -50,7 +51,7 @@ def acknowledged(step_hi: int) -> Acknowledged:
 async def collect(connection: Connection, into: list[SyncerMessage]) -> str:
     try:
         async for message in connection.messages():
-            into.append(message)
+            into.append(message)  # noqa: PERF401 - it must be there when the stream ends by raising
     except TransportError as problem:
         return str(problem)
     raise AssertionError("messages end by raising")
@@ -292,8 +293,7 @@ def test_a_cancelled_upload_goes_on_where_it_stopped_on_a_new_connection(run: Ru
         async with asyncio.TaskGroup() as group:
             # Spread so that it can't be over before it is cancelled.
             uploading = group.create_task(connection.upload(header, frames, 3.0))
-            while session.counters.uplink_bytes < half:
-                await asyncio.sleep(0.01)
+            await within(poll(lambda: session.counters.uplink_bytes >= half))
             uploading.cancel()
         await within(connection.close())
         await within(handler.until(lambda: len(handler.ended) == 1))
@@ -350,8 +350,7 @@ def test_control_passes_bulk(run: Runner) -> None:
             sending = group.create_task(
                 session.send_update(update((2_000_000, 0)), [pack(buffers.codes, buffers.scales)])
             )
-            while session.counters.downlink_bytes == 0:
-                await asyncio.sleep(0.001)
+            await within(poll(lambda: session.counters.downlink_bytes > 0))
             session.send(START)
             assert await within(anext(messages)) == START
             assert not sending.done()
@@ -468,8 +467,7 @@ def test_a_driver_may_drop_its_readers_and_still_say_goodbye(run: Runner) -> Non
             saying = group.create_task(collect(connection, got))
             updating = group.create_task(ends(anext(connection.updates())))
             session.send(START)
-            while not got:
-                await asyncio.sleep(0.01)
+            await within(poll(lambda: bool(got)))
             saying.cancel()
             updating.cancel()
         connection.send(Goodbye(reason="stopping"))
@@ -514,8 +512,7 @@ def test_an_update_that_nobody_reads_does_not_hold_up_the_end(run: Runner) -> No
         frames = pack(buffers.codes, buffers.scales, chunk_bytes=2**14)
         async with asyncio.TaskGroup() as group:
             group.create_task(ends(session.send_update(update((2**24, 0)), [frames])))
-            while session.counters.downlink_bytes == 0:
-                await asyncio.sleep(0.01)
+            await within(poll(lambda: session.counters.downlink_bytes > 0))
             await within(connection.close())
             await within(handler.until(lambda: bool(handler.ended)))
         await within(server.stop(1.0))
@@ -535,8 +532,7 @@ def test_an_update_whose_sender_was_cancelled_still_arrives_whole(run: Runner) -
             begun = group.create_task(session.send_update(update((500_000, 0)), [frames]))
             waiting = group.create_task(session.send_update(update((500_000, 0), fragment_id=8), [frames]))
             last = group.create_task(session.send_update(update((500_000, 0), fragment_id=9), [frames]))
-            while session.counters.downlink_bytes == 0:
-                await asyncio.sleep(0.01)
+            await within(poll(lambda: session.counters.downlink_bytes > 0))
             begun.cancel()
             waiting.cancel()
             updates = connection.updates()

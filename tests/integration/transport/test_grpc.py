@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,56 +14,34 @@ import psutil
 import pytest
 
 from tests.support.proxy import StallingProxy
-from tests.support.transport import RecordingHandler, contribution, hello, random_buffers, same, within
+from tests.support.transport import RecordingHandler, contribution, hello, poll, random_buffers, same, within
 from wan_diloco.errors import AuthError, ConfigError, PeerUnavailable, TransportError
 from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
 from wan_diloco.transport.grpc_common import translated
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.transport.options import ConnectionOptions, Keepalive
-from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, Method
+from wan_diloco.transport.streams import END_MARK, SESSION_KEY, TOKEN_KEY, Method
 from wan_diloco.wire.convert import encode_contribution
 from wan_diloco.wire.frames import pack
 
 QUICK = Keepalive(time_s=0.5, timeout_s=0.5)
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main)
+class Servers(contextlib.AsyncExitStack):
+    """Starts servers, and stops them whatever happens: gRPC complains at those that are left running."""
+
+    async def start(self, handler: RecordingHandler, listen: str = "127.0.0.1:0", **options: Any) -> str:
+        server = GrpcSyncerServer(handler, listen, **options)
+        self.push_async_callback(lambda: within(server.stop(1.0)))
+        return await server.start()
 
 
-def test_a_port_in_use_and_a_host_that_is_not_ours_are_configuration_errors() -> None:
-    async def main() -> None:
-        first = GrpcSyncerServer(RecordingHandler())
-        address = await first.start()
-        second = GrpcSyncerServer(RecordingHandler(), address)
-        with pytest.raises(ConfigError, match="in use"):
-            await second.start()
-        await second.stop(0.0)
-        await first.stop(0.0)
+def run(main: Callable[[Servers], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        async with Servers() as servers:
+            await main(servers)
 
-    run(main())
-
-
-@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.1.2.3:0", "example.org:0", ":0"])
-def test_listening_beyond_this_machine_needs_an_explicit_word(listen: str) -> None:
-    async def main() -> None:
-        server = GrpcSyncerServer(RecordingHandler(), listen)
-        with pytest.raises(ConfigError, match="encrypted"):
-            await server.start()
-        await server.stop(0.0)
-
-    run(main())
-
-
-def test_with_that_word_it_listens() -> None:
-    async def main() -> None:
-        server = GrpcSyncerServer(RecordingHandler(), "0.0.0.0:0", insecure=True)
-        address = await server.start()
-        port = address.rpartition(":")[2]
-        assert await within(fetch_status(f"127.0.0.1:{port}", 10.0)) == {"heard": 0}
-        await server.stop(0.0)
-
-    run(main())
+    asyncio.run(inside())
 
 
 async def raw_call(address: str, method: Method, metadata: dict[str, str], *messages: bytes) -> grpc.StatusCode:
@@ -81,12 +59,38 @@ async def drain(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
         pass
 
 
+def test_a_port_in_use_is_a_configuration_error() -> None:
+    async def main(servers: Servers) -> None:
+        address = await servers.start(RecordingHandler())
+        with pytest.raises(ConfigError, match="in use"):
+            await servers.start(RecordingHandler(), address)
+
+    run(main)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.1.2.3:0", "example.org:0", ":0"])
+def test_listening_beyond_this_machine_needs_an_explicit_word(listen: str) -> None:
+    async def main(servers: Servers) -> None:
+        with pytest.raises(ConfigError, match="encrypted"):
+            await servers.start(RecordingHandler(), listen)
+
+    run(main)
+
+
+def test_with_that_word_it_listens() -> None:
+    async def main(servers: Servers) -> None:
+        address = await servers.start(RecordingHandler(), "0.0.0.0:0", insecure=True)
+        port = address.rpartition(":")[2]
+        assert await within(fetch_status(f"127.0.0.1:{port}", 10.0)) == {"heard": 0}
+
+    run(main)
+
+
 @pytest.mark.parametrize("method", [Method.UPLOAD, Method.DOWNLOAD])
 def test_bulk_calls_need_the_number_and_the_secret_of_a_session(method: Method) -> None:
-    async def main() -> None:
+    async def main(servers: Servers) -> None:
         handler = RecordingHandler()
-        server = GrpcSyncerServer(handler)
-        address = await server.start()
+        address = await servers.start(handler)
         connection = grpc_connection(address)
         await within(connection.connect())
         number = str(handler.sessions[0].session)
@@ -102,16 +106,14 @@ def test_bulk_calls_need_the_number_and_the_secret_of_a_session(method: Method) 
             assert await raw_call(address, method, metadata, first) is status
         assert handler.offered == []
         await within(connection.close())
-        await within(server.stop(1.0))
 
-    run(main())
+    run(main)
 
 
 def test_garbage_ends_its_own_call_only() -> None:
-    async def main() -> None:
+    async def main(servers: Servers) -> None:
         handler = RecordingHandler()
-        server = GrpcSyncerServer(handler)
-        address = await server.start()
+        address = await servers.start(handler)
         connection = grpc_connection(address)
         await within(connection.connect())
         # What a hostile learner with a session of its own could send.
@@ -119,7 +121,7 @@ def test_garbage_ends_its_own_call_only() -> None:
         assert await raw_call(address, Method.UPLOAD, credentials, b"\xff" * 50) is grpc.StatusCode.INVALID_ARGUMENT
         first = encode_contribution(contribution())
         assert await raw_call(address, Method.UPLOAD, credentials, first) is grpc.StatusCode.ABORTED
-        garbage = [b"not a frame"] * 20
+        garbage = [*[b"not a frame"] * 20, END_MARK]
         assert await raw_call(address, Method.UPLOAD, credentials, first, *garbage) is grpc.StatusCode.OK
         assert [reason for reason, _ in handler.failed] == ["bad_checksum"]
         assert await raw_call(address, Method.DOWNLOAD, credentials) is grpc.StatusCode.ABORTED
@@ -129,16 +131,14 @@ def test_garbage_ends_its_own_call_only() -> None:
         await within(handler.until(lambda: bool(handler.heard)))
         assert handler.heard == [hello()]
         await within(connection.close())
-        await within(server.stop(1.0))
 
-    run(main())
+    run(main)
 
 
 def test_a_link_that_goes_silent_while_writing_is_noticed_by_both_ends_and_the_upload_goes_on_after() -> None:
-    async def main() -> None:
+    async def main(servers: Servers) -> None:
         handler = RecordingHandler()
-        server = GrpcSyncerServer(handler, keepalive=QUICK)
-        address = await server.start()
+        address = await servers.start(handler, keepalive=QUICK)
         buffers = random_buffers(8_000_000, 0)
         frames = pack(buffers.codes, buffers.scales, chunk_bytes=100_000)
         header = contribution(8_000_000, 0)
@@ -149,8 +149,7 @@ def test_a_link_that_goes_silent_while_writing_is_noticed_by_both_ends_and_the_u
             async with asyncio.TaskGroup() as group:
                 uploading = group.create_task(fails(connection.upload(header, frames, 4.0)))
                 listening = group.create_task(fails(anext(connection.messages())))
-                while proxy.forwarded_bytes < 1_000_000:
-                    await asyncio.sleep(0.01)
+                await within(poll(lambda: proxy.forwarded_bytes >= 1_000_000))
                 proxy.stall()
                 # Without keepalive this takes a quarter of an hour.
                 await within(uploading, 20.0)
@@ -165,9 +164,8 @@ def test_a_link_that_goes_silent_while_writing_is_noticed_by_both_ends_and_the_u
             ((_, payload, _),) = handler.complete
             assert same(payload, buffers)
             await within(again.close())
-        await within(server.stop(1.0))
 
-    run(main())
+    run(main)
 
 
 async def fails(work) -> None:  # type: ignore[no-untyped-def]
@@ -176,37 +174,32 @@ async def fails(work) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_connecting_to_a_silent_host_gives_up_in_time() -> None:
-    async def main() -> None:
+    async def main(servers: Servers) -> None:
         handler = RecordingHandler()
-        server = GrpcSyncerServer(handler)
-        async with StallingProxy(await server.start()) as proxy:
+        async with StallingProxy(await servers.start(handler)) as proxy:
             proxy.stall()
             connection = grpc_connection(proxy.address, options=ConnectionOptions(connect_timeout_s=0.5))
             with pytest.raises(PeerUnavailable, match=r"0\.5 s"):
                 await within(connection.connect())
             with pytest.raises(TransportError):
                 await within(fetch_status(proxy.address, 0.5))
-        await server.stop(0.0)
 
-    run(main())
+    run(main)
 
 
 def test_a_syncer_that_comes_back_on_its_port_is_found_at_once() -> None:
-    async def main() -> None:
-        first = GrpcSyncerServer(RecordingHandler())
-        address = await first.start()
-        await first.stop(0.0)
+    async def main(servers: Servers) -> None:
+        async with Servers() as before:
+            address = await before.start(RecordingHandler())
         for _ in range(20):
             with pytest.raises(PeerUnavailable):
                 await within(grpc_connection(address).connect())
-        second = GrpcSyncerServer(RecordingHandler(), address)
-        assert await second.start() == address
+        assert await servers.start(RecordingHandler(), address) == address
         connection = grpc_connection(address)
         await within(connection.connect())
         await within(connection.close())
-        await second.stop(1.0)
 
-    run(main())
+    run(main)
 
 
 def open_files() -> int:
@@ -217,38 +210,40 @@ def open_files() -> int:
     ("warm_up", "cycles"), [(20, 60), pytest.param(50, 250, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_interrupted_uploads_and_failed_attempts_leave_nothing_behind(warm_up: int, cycles: int) -> None:
-    async def interrupt(address: str, frames: list[bytes]) -> None:
+    async def interrupt(address: str, frames: list[bytes], cycle: int) -> None:
         connection = grpc_connection(address)
         await within(connection.connect())
         async with asyncio.TaskGroup() as group:
-            uploading = group.create_task(connection.upload(contribution(2**21, 0), frames, 100.0))
+            # Another contribution each time: the syncer keeps the broken ones, but not for ever.
+            header = contribution(2**21, 0, step_hi=200 + cycle)
+            uploading = group.create_task(connection.upload(header, frames, 100.0))
             listening = group.create_task(ignore(anext(connection.messages())))
-            while connection.counters.uplink_bytes < 1000:
-                await asyncio.sleep(0)
+            await within(poll(lambda: connection.counters.uplink_bytes >= 1000))
             uploading.cancel()
             listening.cancel()
         await within(connection.close())
+
+    async def fail_to_connect() -> None:
         with pytest.raises(PeerUnavailable):
             await within(grpc_connection("127.0.0.1:1").connect())
 
-    async def main() -> None:
-        server = GrpcSyncerServer(RecordingHandler())
-        address = await server.start()
+    async def main(servers: Servers) -> None:
+        address = await servers.start(RecordingHandler())
         buffers = random_buffers(2**21, 0)
         frames = pack(buffers.codes, buffers.scales)
-        for _ in range(warm_up):
-            await interrupt(address, frames)
+        for cycle in range(warm_up):
+            await interrupt(address, frames, cycle)
         process = psutil.Process()
-        before = (process.memory_info().rss, open_files(), len(asyncio.all_tasks()))
-        for _ in range(cycles):
-            await interrupt(address, frames)
         await asyncio.sleep(0.5)
+        before = (process.memory_info().rss, open_files(), len(asyncio.all_tasks()))
+        for cycle in range(cycles):
+            await interrupt(address, frames, warm_up + cycle)
+            await fail_to_connect()
+        await within(poll(lambda: open_files() <= before[1] + 2))
         assert process.memory_info().rss - before[0] < 20 * 2**20
-        assert open_files() <= before[1] + 3
         assert len(asyncio.all_tasks()) <= before[2] + 1
-        await server.stop(1.0)
 
-    run(main())
+    run(main)
 
 
 async def ignore(work) -> None:  # type: ignore[no-untyped-def]

@@ -7,7 +7,8 @@ on calls without serializers, so that no byte is copied into a protobuf field an
   /wan_diloco.v1.BulkService/Upload    one call a contribution, both ways a stream of raw messages.
       learner: ContributionHeader; then, each time it is told SEND, the messages of that range, and an
                empty message as the mark of their end.
-      syncer:  UploadAnswer: REFUSED, or SEND until nothing is missing, then DONE.
+      syncer:  UploadAnswer: REFUSED, or SEND until nothing is missing, then DONE. It reads up to the mark
+               in any case: a call that ends while the far end still writes loses its last answer.
   /wan_diloco.v1.BulkService/Download  one call a session; the learner sends nothing.
       syncer:  UpdateHeader, the messages of its segments in order; the next UpdateHeader, and so on.
 """
