@@ -89,6 +89,7 @@ class EvaluatorProcess:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
+                await process.wait()
 
     def ask(self, name: str, *, final: bool) -> None:
         """Have a snapshot evaluated after those asked for before."""

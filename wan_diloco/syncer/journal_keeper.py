@@ -120,6 +120,10 @@ class JournalKeeper:
         mirror: Gets a copy of the tape.
         last_tape: Where the newest record of the tape is.
         report: Told the trouble in one sentence, and "" when it is over.
+
+    Attributes:
+        recording: Whether records are on their way to the tape, so that the machine's state is ahead of it.
+        last_tape: Where the newest record of the tape is.
     """
 
     def __init__(
@@ -137,6 +141,8 @@ class JournalKeeper:
         self._report = report
         self._troubled = False
         self._unrecorded: set[JournalRef] = set()
+        self._patient = True
+        self.recording = False
         self.last_tape = last_tape
 
     async def record(self, records: Sequence[TapeRecord], *, durable: bool) -> None:
@@ -147,7 +153,7 @@ class JournalKeeper:
             durable: Whether all must be on disk when this returns.
 
         Raises:
-            StorageError: The journal can't say what is durable; the process must end.
+            StorageError: The journal can't say what is durable, or is full while we stop; the process must end.
         """
         left = [serial.dumps(record) for record in records]
         lines = list(left)
@@ -160,7 +166,9 @@ class JournalKeeper:
                 self._journal.sync()
 
         if left or durable:
+            self.recording = True
             await self._until_done(lambda: in_executor(self._workers.journal, write))
+            self.recording = False
         if lines:
             try:
                 self._mirror.append(lines)
@@ -185,6 +193,10 @@ class JournalKeeper:
             StorageError: The journal can't say what is durable; the process must end.
         """
         return await self._until_done(lambda: self.append(kind, meta, payload))
+
+    def stop_waiting(self) -> None:
+        """From now on a disk that is full is an error: the process is to end, and nobody should wait for space."""
+        self._patient = False
 
     def recorded(self, ref: str) -> None:
         """A record with this place is on the tape now, or never will be."""
@@ -249,6 +261,8 @@ class JournalKeeper:
             except StorageError as exc:
                 # A journal that is merely full passes this; one that lost track raises again, for good.
                 await in_executor(self._workers.journal, self.check)
+                if not self._patient:
+                    raise
                 self._troubled = True
                 self._report(str(exc))
                 await asyncio.sleep(delay_s)

@@ -15,10 +15,13 @@ from typing import Final
 import torch
 import uvloop
 
+from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
 from wan_diloco.config import RunConfig
 from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, StorageError, WanDilocoError
+from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine
+from wan_diloco.protocol.tape import FragmentPublished, RoundClosed
 from wan_diloco.storage import write_json, write_text
 from wan_diloco.syncer.evaluation import Curve, EvaluatorProcess
 from wan_diloco.syncer.fragments_store import Maths
@@ -31,7 +34,7 @@ from wan_diloco.syncer.service import Parts, SyncerService
 from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
 from wan_diloco.syncer.updates import Packing
 from wan_diloco.syncer.workers import Workers
-from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, MetricsWriter, read_metrics, summarise
+from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, MetricsWriter, RoundRecord, read_metrics, summarise
 from wan_diloco.telemetry.report import render_report
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
@@ -96,7 +99,7 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(_serve(service, config.syncer.listen, run_folder))
         if service.finished:
-            _conclude(service, maths, metrics, run_folder, clock)
+            _conclude(service, maths, metrics, run_folder)
         return exit_code
 
 
@@ -127,34 +130,20 @@ def build_service(
 
     Raises:
         ConfigError: A file can't be opened.
-        StorageError: The run folder can't be read.
+        CheckpointError: The folder of the snapshots holds something else.
     """
     state = restored.state
-    learners = tuple(LearnerId(region.name) for region in config.regions)
-    earlier = read_metrics(run_folder / METRICS_FILE).lines if restored.resumed else ()
-    observer = Observer(metrics, clock, learners, state.parameters, earlier)
-    for note in restored.notes:
-        observer.event("state_taken_up", note)
-    for closed in state.closed.values():
-        observer.recorded(closed)
+    observer = _observer(config, run_folder, restored, metrics, clock)
     mirror = TapeMirror(run_folder / "tape.jsonl")
     if restored.resumed:
-        mirror.catch_up(restored.tape)
+        try:
+            mirror.catch_up([serial.dumps(record) for record in restored.tape])
+        except OSError as exc:
+            observer.event("tape_copy_failed", f"tape.jsonl can't be brought up to date: {exc.strerror}")
     keeper = JournalKeeper(
         restored.journal, workers, mirror, restored.last_tape, lambda text: observer.reason("journal", text)
     )
     snapshots = run_folder / "state" / "snapshots"
-    curve = None
-    if evaluate:
-        curve = Curve(
-            run_folder,
-            maths.layout,
-            EvaluatorProcess(run_folder, observer.evaluated, lambda text: observer.event("evaluation_failed", text)),
-            workers,
-            every_steps=config.evaluation.every_steps,
-            from_step=GlobalStep(state.global_step),
-            report=lambda text: observer.event("evaluation_skipped", text),
-        )
     return SyncerService(
         Parts(
             machine=SyncerMachine(machine_settings(config, maths, state.initial_digests), state),
@@ -176,9 +165,39 @@ def build_service(
             packing=Packing(chunk_bytes=config.wire.chunk_bytes, zstd=config.wire.zstd),
             snapshot_every_s=config.syncer.snapshot_every_s,
             downlink_bytes_per_s={LearnerId(region.name): region.downlink_bytes_per_s for region in config.regions},
-            curve=curve,
+            curve=_curve(config, run_folder, restored, maths.layout, workers, observer) if evaluate else None,
             input_log=InputLog(run_folder / "input.jsonl") if input_log else None,
         )
+    )
+
+
+def _observer(
+    config: RunConfig, run_folder: Path, restored: Restored, metrics: MetricsWriter, clock: Clock
+) -> Observer:
+    learners = tuple(LearnerId(region.name) for region in config.regions)
+    earlier = read_metrics(run_folder / METRICS_FILE).lines if restored.resumed else ()
+    observer = Observer(metrics, clock, learners, restored.state.parameters, earlier)
+    for note in restored.notes:
+        observer.event("state_taken_up", note)
+    # A process that is killed may leave the tape further on than the metrics.
+    told = {line.record.round_id for line in earlier if isinstance(line.record, RoundRecord)}
+    for record in (*restored.state.closed.values(), *restored.tape):
+        if isinstance(record, RoundClosed | FragmentPublished) and record.round_id not in told:
+            observer.recorded(record)
+    return observer
+
+
+def _curve(
+    config: RunConfig, run_folder: Path, restored: Restored, layout: Layout, workers: Workers, observer: Observer
+) -> Curve:
+    return Curve(
+        run_folder,
+        layout,
+        EvaluatorProcess(run_folder, observer.evaluated, lambda text: observer.event("evaluation_failed", text)),
+        workers,
+        every_steps=config.evaluation.every_steps,
+        from_step=GlobalStep(restored.state.global_step),
+        report=lambda text: observer.event("evaluation_skipped", text),
     )
 
 
@@ -224,14 +243,15 @@ def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
             yield error
 
 
-def _conclude(service: SyncerService, maths: Maths, metrics: MetricsWriter, run_folder: Path, clock: Clock) -> None:
+def _conclude(service: SyncerService, maths: Maths, metrics: MetricsWriter, run_folder: Path) -> None:
     """Write what the run came to."""
     state = service.state
     summary = summarise(
         read_metrics(run_folder / METRICS_FILE).lines,
         state.ledger.totals(tuple(4 * count for count in state.parameters)),
         num_fragments=maths.layout.num_fragments,
-        wall_s=metrics.to_elapsed_s(clock.now_s()),
+        # Of the run, without the evaluation after it.
+        wall_s=metrics.to_elapsed_s(service.ended_s),
         rejected={reason.value: count for reason, count in state.rejected.items()},
     )
     write_json(run_folder / SUMMARY_FILE, summary)

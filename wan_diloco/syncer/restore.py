@@ -56,7 +56,7 @@ class Restored:
         state: The machine's durable state.
         store: All fragments, at the versions that the state names.
         last_tape: Where the tape's newest record is; None at the very beginning.
-        tape: The records that were replayed, one line each.
+        tape: The records that were replayed.
         resumed: Whether there was a run in the folder.
         notes: What the operator should know, one sentence each.
     """
@@ -66,7 +66,7 @@ class Restored:
     state: SyncerState
     store: FragmentStore
     last_tape: JournalRef | None
-    tape: tuple[bytes, ...]
+    tape: tuple[TapeRecord, ...]
     resumed: bool
     notes: tuple[str, ...]
 
@@ -207,12 +207,13 @@ def _take_up(
     _check_digests(state, store)
     last_tape = None if manifest["last_tape"] is None else JournalRef(*manifest["last_tape"])
     replay = _Replay(journal, maths, state, store)
-    tape = []
+    tape: list[TapeRecord] = []
     for ref, head in journal.records():
         if head.kind != KIND_TAPE or (last_tape is not None and ref <= last_tape):
             continue
-        replay.apply(cast("TapeRecord", _decoded(head.meta, ref)))
-        tape.append(head.meta)
+        record = _decoded(head.meta, ref)
+        replay.apply(record)
+        tape.append(record)
         last_tape = ref
     return Restored(
         lock=lock,
@@ -280,8 +281,8 @@ def _check_digests(state: SyncerState, store: FragmentStore) -> None:
             raise CheckpointError(f"fragment {index} of the snapshot has digest {value.digest}, not {expected}")
 
 
-def _decoded(line: bytes, ref: JournalRef) -> object:
+def _decoded(line: bytes, ref: JournalRef) -> TapeRecord:
     try:
-        return serial.from_json(TapeRecord, json.loads(line))
+        return cast("TapeRecord", serial.from_json(TapeRecord, json.loads(line)))
     except (DecodeError, ValueError) as exc:
         raise JournalError(f"the tape can't be read in segment {ref.segment} at offset {ref.offset}: {exc}") from exc

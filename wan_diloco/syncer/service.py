@@ -53,7 +53,7 @@ from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper
 from wan_diloco.syncer.merges import Merges
 from wan_diloco.syncer.observer import Observer
-from wan_diloco.syncer.snapshots import SnapshotKeeper
+from wan_diloco.syncer.snapshots import Capture, SnapshotKeeper
 from wan_diloco.syncer.updates import Packing, Updates
 from wan_diloco.syncer.uploads import Offers, store_upload
 from wan_diloco.syncer.workers import Workers
@@ -102,6 +102,7 @@ class SyncerService:
 
     Attributes:
         finished: Whether the run has ended, and everything that is to be said of it was heard.
+        ended_s: When its last step was reached, on the service's clock.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -132,6 +133,7 @@ class SyncerService:
         self._finishing = False
         self._next_snapshot_s = 0.0
         self.finished = False
+        self.ended_s = 0.0
 
     # ---- for the process -------------------------------------------------------------------------
 
@@ -160,7 +162,8 @@ class SyncerService:
             for task in self._tasks:
                 task.cancel()
         self._parts.observer.tick(self._open_traffic())
-        await self._snapshot()
+        if (capture := self._capture()) is not None:
+            await self._write_snapshot(capture)
 
     @property
     def state(self) -> SyncerState:
@@ -170,6 +173,7 @@ class SyncerService:
     def stop(self) -> None:
         """Take no more work, finish the merges under way, and have `run` return."""
         self._stopping = True
+        self._parts.keeper.stop_waiting()
         self._inbox.wake.set()
 
     # ---- the transport's handler -----------------------------------------------------------------
@@ -307,6 +311,7 @@ class SyncerService:
             case EndRun():
                 if not self._finishing:
                     self._finishing = True
+                    self.ended_s = self._clock.now_s()
                     self._spawn(self._finish())
             case _:
                 assert_never(effect)
@@ -358,17 +363,20 @@ class SyncerService:
         """What hangs on the state as a whole: snapshots, and points of the curve."""
         if self._clock.now_s() >= self._next_snapshot_s:
             self._next_snapshot_s = self._clock.now_s() + self._parts.snapshot_every_s
-            self._spawn(self._snapshot())
+            # Captured here and now: between two batches state, tape and store say the same.
+            if (capture := self._capture()) is not None:
+                self._spawn(self._write_snapshot(capture))
         curve = self._parts.curve
         step = GlobalStep(self._machine.context.membership.global_step)
         if curve is not None and self._machine.state.started and not self._finishing and curve.due(step):
             tokens = self._machine.state.ledger.trained.tokens
             self._spawn(curve.publish(step, tokens, self._parts.store.values()))
 
-    async def _snapshot(self) -> None:
-        capture = self._parts.snapshots.capture(self._machine.state, self._parts.store)
-        if capture is not None:
-            self._parts.observer.reason("snapshot", await self._parts.snapshots.write(capture))
+    def _capture(self) -> Capture | None:
+        return self._parts.snapshots.capture(self._machine.state, self._parts.store)
+
+    async def _write_snapshot(self, capture: Capture) -> None:
+        self._parts.observer.reason("snapshot", await self._parts.snapshots.write(capture))
 
     def _open_traffic(self) -> dict[LearnerId, Counters]:
         traffic: dict[LearnerId, Counters] = {}

@@ -80,6 +80,7 @@ class SnapshotKeeper:
         Ordering: while every record that the state has seen is on the tape, and every publication on the
         tape is in the store.
         """
+        assert not self._keeper.recording, "the state is ahead of the tape"
         if self._keeper.last_tape == self._covered:
             return None
         if self._busy:

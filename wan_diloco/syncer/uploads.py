@@ -59,11 +59,6 @@ class Offers:
         if future is not None and not future.done():
             future.set_result(accepted)
 
-    def refuse_all(self) -> None:
-        """Nothing is taken any more."""
-        for session, header in list(self._waiting):
-            self.decide(session, header, accepted=False)
-
 
 async def store_upload(
     *,

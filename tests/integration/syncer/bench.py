@@ -63,7 +63,8 @@ async def until(condition: Callable[[], bool]) -> None:
 class Syncer:
     """A running syncer and what it was made of."""
 
-    def __init__(self, service: SyncerService, restored: Restored, maths: Maths) -> None:
+    def __init__(self, network: MemoryNetwork, service: SyncerService, restored: Restored, maths: Maths) -> None:
+        self.network = network
         self.service = service
         self.restored = restored
         self.maths = maths
@@ -72,6 +73,12 @@ class Syncer:
     @property
     def versions(self) -> list[int]:
         return [version.count for version in self.service.state.versions]
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is being merged, and all that was is durable and installed."""
+        state = self.service.state
+        return not state.closed and [value.version for value in self.restored.store.values()] == state.versions
 
     async def stop(self) -> None:
         """As SIGTERM does."""
@@ -114,7 +121,7 @@ async def syncer(
             evaluate=False,
             input_log=input_log,
         )
-        made = Syncer(service, restored, maths)
+        made = Syncer(network, service, restored, maths)
         server = network.server(service)
         await server.start()
         made.task = asyncio.get_running_loop().create_task(service.run())
@@ -333,7 +340,7 @@ async def advance(group: list[Learner], made: Syncer, steps: int, *, settle: boo
 
         def done(step: int = step) -> bool:
             status = made.service.status()
-            busy = status["rounds_open"] or status["rounds_due"] or made.service.state.closed
+            busy = status["rounds_open"] or status["rounds_due"] or not made.at_rest
             return status["global_step"] >= step and not (settle and busy)
 
         await until(done)

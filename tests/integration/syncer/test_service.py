@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 
-from tests.integration.syncer.bench import advance, learners, scene, syncer, until
+from tests.integration.syncer.bench import Learner, advance, learners, scene, syncer, until
 from tests.support.syncer import close, open_tiny, tiny_config
 from wan_diloco.algorithm.codec import Payload
 from wan_diloco.errors import StorageError
@@ -102,10 +102,16 @@ def test_a_killed_syncer_comes_back_to_the_same_bits_and_goes_on(tmp_path, codec
             assert min(made.versions) > min(old)
             assert made.service.state.term == 2
             assert made.service.status()["balance"] == 0
+            return sum(made.versions)
 
     before, state = asyncio.run(first())
     assert min(value[0].count for value in before) >= 2
-    asyncio.run(second(before, state))
+    metrics = tmp_path / "metrics.jsonl"
+    # The last round that was published before the kill didn't make it into the metrics.
+    kept = [line for line in metrics.read_text().splitlines(keepends=True) if '"kind":"round"' not in line]
+    metrics.write_text("".join(kept))
+    published = asyncio.run(second(before, state))
+    assert len({line["round_id"] for line in _lines(metrics) if line["kind"] == "round"}) == published
 
 
 def test_a_drained_syncer_leaves_a_snapshot_with_everything_in_it(tmp_path):
@@ -219,6 +225,28 @@ def test_while_the_disk_is_full_the_syncer_answers_and_afterwards_goes_on(tmp_pa
     asyncio.run(story())
     waits = [line["reason"] for line in _lines(tmp_path / "metrics.jsonl") if line["kind"] == "waiting"]
     assert any("disk" in reason for reason in waits)
+
+
+def test_a_syncer_that_is_stopped_does_not_wait_for_space(tmp_path):
+    disks = []
+
+    async def story():
+        async with scene(tiny_config(), tmp_path, prepare=_on(FullDisk, disks)) as (made, group):
+            await advance(group, made, 1)
+            disks[0].full = True
+            await group[0].leave()
+            await until(lambda: len(made.service._sessions) == 1)
+            again = Learner(made.network.connection(group[0].name), tiny_config(), group[0].name, group[0].values)
+            task = asyncio.get_running_loop().create_task(again.run())
+            # Its new life must be on the disk before it is welcomed.
+            await until(lambda: "journal" in made.service.status()["reasons"])
+            made.service.stop()
+            await until(made.task.done)
+            assert made.task.exception().subgroup(StorageError) is not None
+            await again.leave()
+            await task
+
+    asyncio.run(story())
 
 
 def test_a_merge_whose_publication_does_not_fit_is_done_again_from_the_same_value(tmp_path):
