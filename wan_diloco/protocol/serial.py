@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
 import typing
 from enum import Enum
@@ -20,6 +21,8 @@ from wan_diloco.errors import DecodeError
 __all__ = ["dumps", "from_json", "loads", "to_json"]
 
 T = TypeVar("T")
+
+_INTEGER = re.compile("-?[0-9]{1,30}")
 
 
 def to_json(value: object) -> Any:
@@ -143,8 +146,11 @@ def _dataclass(expected: type, data: object) -> Any:
 
 def _scalar(expected: Any, data: object) -> Any:
     if expected is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if expected is int and isinstance(data, str) and data.lstrip("-").isdigit():
+        try:
+            return float(data)
+        except OverflowError as exc:
+            raise _bad("a number beyond all floats") from exc
+    if expected is int and isinstance(data, str) and _INTEGER.fullmatch(data):
         return int(data)  # keys of objects are strings in JSON
     if expected in (bool, int, float, str) and type(data) is expected:
         return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sized
 from typing import Any
 
 from wan_diloco.errors import DecodeError
@@ -82,9 +83,22 @@ def state_from_json(data: dict[str, Any]) -> SyncerState:
         state.rejected = Counter(from_json(dict[RefusalReason, int], data["rejected"]))
         state.totals = from_json(Totals, data["totals"])
         state.ledger = _ledger_from_json(data["ledger"], len(state.parameters))
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise DecodeError("garbage", f"a syncer's state lacks or mistakes {exc}") from exc
+    _check_sizes(state)
     return state
+
+
+def _check_sizes(state: SyncerState) -> None:
+    """Refuse a state whose lists aren't of one length: it would fail much later, in the middle of a run."""
+    ledger = state.ledger
+    per_fragment: list[Sized] = [state.initial_digests, state.versions, state.digests, state.updates, state.pool]
+    per_fragment += [state.due_steps, state.merges, ledger.merged, ledger.discarded]
+    for life in ledger.lives.values():
+        per_fragment += [life.running, life.ended, life.sealed]
+    count = len(state.parameters)
+    if any(len(items) != count for items in per_fragment) or any(fragment >= count for fragment in state.closed):
+        raise DecodeError("garbage", f"a syncer's state isn't one of {count} fragments throughout")
 
 
 def _ledger_to_json(ledger: Ledger) -> dict[str, Any]:

@@ -10,7 +10,14 @@ import math
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import MergeFailed, MergeFinished, StartMerge
 from wan_diloco.protocol.membership import Member
-from wan_diloco.protocol.messages import ContributionHeader, Declined, Pull, RefusalReason, UpdateReceived
+from wan_diloco.protocol.messages import (
+    ContributionHeader,
+    Declined,
+    DeclineReason,
+    Pull,
+    RefusalReason,
+    UpdateReceived,
+)
 from wan_diloco.protocol.quorum import RoundView, Verdict, decide, smooth
 from wan_diloco.protocol.rounds import Candidates, OpenRound, RoundQueue, candidates, missing
 from wan_diloco.protocol.syncer_context import SyncerContext
@@ -87,9 +94,11 @@ class RoundConductor:
             if round_ is None:
                 self.queue.add(fragment_id, due_step)
                 continue
-            # Who is on the way with an answer would be too late for a new question; if nobody is, it costs nothing.
+            # A new question would make the answers to this one old, and who is slow would never be in time; so it
+            # is asked only when none is on its way. Who is busy has put the question in its queue.
             round_.due_step = due_step
-            if round_.quorate_s is None and not self._awaited(round_, self._candidates(round_)):
+            awaited = self._awaited(round_, self._candidates(round_))
+            if round_.quorate_s is None and not awaited and DeclineReason.BUSY not in round_.declined.values():
                 self._ask(round_, now_s)
 
     def ask_again(self, now_s: float) -> None:

@@ -31,6 +31,11 @@ class Invariants:
 
     Args:
         quorum: K.
+
+    Attributes:
+        merged: Keys of all contributions that were merged.
+        fresh_in, fresh_at: Of each learner, its merges with staleness 0: fragment, and count of the version
+            that they made, or own local step that they reached up to.
     """
 
     quorum: int
@@ -43,6 +48,7 @@ class Invariants:
     term: Term = field(default=Term(0))
     _turn: int = 0
     fresh_in: dict[LearnerId, list[tuple[FragmentId, int]]] = field(default_factory=dict)
+    fresh_at: dict[LearnerId, list[tuple[FragmentId, int]]] = field(default_factory=dict)
 
     def recorded(self, record: TapeRecord) -> None:
         """A decision was put on the tape."""
@@ -104,6 +110,7 @@ class Invariants:
             self.covered[life] = entry.header.step_hi
             if entry.staleness == 0:
                 self.fresh_in.setdefault(key.learner_id, []).append((key.fragment_id, record.to_version.count))
+                self.fresh_at.setdefault(key.learner_id, []).append((key.fragment_id, entry.header.step_hi))
 
 
 def _must(holds: bool, problem: str) -> None:

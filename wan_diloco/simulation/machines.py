@@ -71,6 +71,7 @@ class MachineWorld:
         inputs: What went into the syncer's machine, with its time; None is its start.
         outputs: What came out of it, one list an input.
         loses: Whether a transfer or an acknowledgement is lost while its stream lives on; chance by default.
+        spoils: Whether a contribution turns out not to be finite; chance by default.
         watch: Is told of everything that passes the syncer, and of exits.
         nodes, everybody: The newest process of each learner, and all that ever were.
         ended: The syncer has ended the run; learners may still have to hear of it.
@@ -85,6 +86,7 @@ class MachineWorld:
         self.inputs: list[tuple[float, SyncerEvent | None]] = []
         self.outputs: list[list[SyncerEffect]] = []
         self.loses: Callable[[SyncerEffect], bool] = lambda _: self._happens(settings.drop)
+        self.spoils: Callable[[ContributionHeader], bool] = lambda _: self._happens(settings.poison)
         self.watch: Callable[[Said], None] = lambda _: None
         self.ended = False
         self.published = list(settings.initial_digests)
@@ -297,7 +299,7 @@ class MachineWorld:
             ref=f"{header.key.learner_id}:{header.key.fragment_id}:{header.step_hi}",
             payload_bytes=516,
         )
-        if self._happens(self.settings.poison):
+        if self.spoils(header):
             event = UploadFailed(session=session, header=header, reason=RefusalReason.NON_FINITE, detail="poison")
         # Once the bytes are there they are journalled, whatever becomes of the connection.
         process = self._process

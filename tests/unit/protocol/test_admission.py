@@ -1,0 +1,46 @@
+"""Who differs is refused, and told the first difference."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.protocol import TERMS, hello
+from wan_diloco.protocol.admission import examine
+from wan_diloco.protocol.messages import Hello, RefusalReason
+from wan_diloco.units import Incarnation, LearnerId
+
+STANDING = Incarnation(3)
+
+
+@pytest.mark.parametrize("incarnation", [0, 3])
+def test_who_agrees_is_taken_in(incarnation: int) -> None:
+    assert examine(TERMS, hello(incarnation=incarnation), STANDING) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "named"),
+    [
+        (hello(protocol_version=9), RefusalReason.PROTOCOL_VERSION, "protocol 1, the learner 9"),
+        (hello(run="other"), RefusalReason.OTHER_RUN, "'a run', the learner 'other'"),
+        (hello(LearnerId("south")), RefusalReason.UNKNOWN_LEARNER, "'south' is configured, only east, west"),
+        (hello(incarnation=2), RefusalReason.FENCED, "incarnation 2 of east is over, 3 stands"),
+        (hello(incarnation=4), RefusalReason.FENCED, "incarnation 4"),
+        (hello(settings=(("codec", "int8"), ("period", "9"))), RefusalReason.OTHER_SETTINGS, "codec is int4 at the"),
+        (hello(settings=(("codec", "int4"),)), RefusalReason.OTHER_SETTINGS, "not set at the learner"),
+        (hello(settings=(*TERMS.settings, ("zzz", "1"))), RefusalReason.OTHER_SETTINGS, "zzz is 1 at the learner"),
+        (hello(layout=("layer.0 4x4", "layer.1 4x5")), RefusalReason.OTHER_LAYOUT, "line 1: layer.1 4x4 at the"),
+        (hello(layout=("layer.0 4x4",)), RefusalReason.OTHER_LAYOUT, "line 1: layer.1 4x4 at the syncer, nothing"),
+        (hello(initial_digests=("initial-0", "x")), RefusalReason.OTHER_WEIGHTS, "fragment 1: initial-1 at the"),
+    ],
+)
+def test_the_first_difference_is_named(said: Hello, reason: RefusalReason, named: str) -> None:
+    refused = examine(TERMS, said, STANDING)
+    assert refused is not None
+    assert refused.reason is reason
+    assert named in refused.detail
+
+
+def test_a_difference_as_long_as_a_book_is_told_in_a_line() -> None:
+    refused = examine(TERMS, hello(layout=("x" * 100_000,)), STANDING)
+    assert refused is not None
+    assert len(refused.detail) <= 500

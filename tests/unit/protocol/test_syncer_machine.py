@@ -1,0 +1,501 @@
+"""The syncer's machine, event by event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.protocol import EAST, WEST, contribution, fresh_state, hello, report, syncer_settings, version
+from wan_diloco.errors import LocalProtocolError
+from wan_diloco.protocol.events import (
+    AcceptUpload,
+    CloseSession,
+    EndRun,
+    LearnerConnected,
+    LearnerDisconnected,
+    LearnerSaid,
+    MergeFailed,
+    MergeFinished,
+    Record,
+    RefuseUpload,
+    SendToLearner,
+    SendUpdate,
+    SessionId,
+    ShowReason,
+    StartMerge,
+    SyncerEffect,
+    SyncerEvent,
+    TimerFired,
+    UploadFailed,
+    UploadOffered,
+    UploadStored,
+)
+from wan_diloco.protocol.messages import (
+    Acknowledged,
+    ContributionHeader,
+    ContributionRefused,
+    Declined,
+    DeclineReason,
+    Goodbye,
+    LearnerMessage,
+    Pace,
+    Pull,
+    RefusalReason,
+    Refused,
+    ResyncRequest,
+    Start,
+    Stop,
+    UpdateReceived,
+    Welcome,
+)
+from wan_diloco.protocol.status import participation, status_of
+from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.tape import ContributionDiscarded, RoundClosed, RunEnded, RunStarted
+from wan_diloco.units import Epoch, FragmentId, LearnerId, LocalStep, RoundId
+
+E, W = SessionId(1), SessionId(2)
+
+
+class Desk:
+    """A machine, its time, and short words for what happens to it."""
+
+    def __init__(self, settings: SyncerSettings | None = None, state: SyncerState | None = None) -> None:
+        self.machine = SyncerMachine(settings or syncer_settings(), state or fresh_state())
+        self.now_s = 0.0
+        self.effects: list[SyncerEffect] = self.machine.start(0.0)
+
+    def tell(self, event: SyncerEvent, after_s: float = 0.0) -> list[SyncerEffect]:
+        self.now_s += after_s
+        effects = self.machine.handle(event, self.now_s)
+        self.effects += effects
+        return effects
+
+    def says(self, session: SessionId, message: LearnerMessage, after_s: float = 0.0) -> list[SyncerEffect]:
+        return self.tell(LearnerSaid(session=session, message=message), after_s)
+
+    def joins(self, session: SessionId, learner_id: LearnerId, incarnation: int = 0) -> list[SyncerEffect]:
+        self.tell(LearnerConnected(session=session))
+        effects = self.says(session, hello(learner_id, incarnation=incarnation))
+        return effects + self.says(session, report(0))
+
+    def stores(self, session: SessionId, header: ContributionHeader, after_s: float = 0.0) -> list[SyncerEffect]:
+        offered = self.tell(UploadOffered(session=session, header=header), after_s)
+        if AcceptUpload(session=session, header=header) not in offered:
+            return offered
+        return self.tell(UploadStored(session=session, header=header, ref="r", payload_bytes=516))
+
+    def merges(self, round_id: int) -> list[SyncerEffect]:
+        return self.tell(
+            MergeFinished(
+                round_id=RoundId(round_id), digest="d", ref="r", codes_bytes=500, scales_bytes=16, update_bytes=530
+            )
+        )
+
+
+def messages(effects: list[SyncerEffect], session: SessionId | None = None) -> list[object]:
+    return [
+        effect.message for effect in effects if isinstance(effect, SendToLearner) and session in (None, effect.session)
+    ]
+
+
+def records(effects: list[SyncerEffect]) -> list[object]:
+    return [effect.record for effect in effects if isinstance(effect, Record)]
+
+
+def only(kind: type, things: list[object] | list[SyncerEffect]) -> object:
+    found = [thing for thing in things if isinstance(thing, kind)]
+    assert len(found) == 1, f"{len(found)} of {kind.__name__}"
+    return found[0]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """Two learners, started, no step taken yet."""
+    desk = Desk()
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    return desk
+
+
+def pulled(desk: Desk, step: int = 2) -> Pull:
+    """Let both come so far that fragment 1 is due (at 2, 6, ...)."""
+    pull: object = None
+    for session in (E, W):
+        effects = desk.says(session, report(step))
+        pull = next((message for message in messages(effects, E) if isinstance(message, Pull)), pull)
+    assert isinstance(pull, Pull)
+    return pull
+
+
+def answer(pull: Pull, learner_id: LearnerId = EAST, step_hi: int = 2) -> ContributionHeader:
+    return contribution(
+        learner_id,
+        0,
+        step_hi,
+        fragment_id=pull.fragment_id,
+        base=pull.version,
+        round_id=pull.round_id,
+        attempt=pull.attempt,
+    )
+
+
+# ---- the start -----------------------------------------------------------------------------------
+
+
+def test_an_event_before_the_start_is_our_mistake() -> None:
+    with pytest.raises(LocalProtocolError, match="not started"):
+        SyncerMachine(syncer_settings(), fresh_state()).handle(TimerFired(), 0.0)
+
+
+def test_the_first_step_waits_for_everybody() -> None:
+    desk = Desk()
+    effects = desk.joins(E, EAST)
+    assert ShowReason(topic="start", text="waiting for west before the first step") in effects
+    assert not [message for message in messages(effects) if isinstance(message, Start)]
+    effects = desk.joins(W, WEST)
+    assert only(RunStarted, records(effects)) == RunStarted(present=(EAST, WEST), absent=())
+    assert len([message for message in messages(effects) if isinstance(message, Start)]) == 2
+
+
+def test_the_first_step_waits_no_longer_than_the_timeout() -> None:
+    desk = Desk()
+    assert desk.machine.deadline_s() is None, "without anybody there is nothing to start"
+    desk.joins(E, EAST)
+    for _ in range(7):
+        desk.says(E, report(0), after_s=8.0)
+    assert desk.machine.deadline_s() == 60.0
+    effects = desk.tell(TimerFired(), after_s=4.0)
+    assert only(RunStarted, records(effects)) == RunStarted(present=(EAST,), absent=(WEST,))
+
+
+def test_who_slept_through_the_start_hears_of_it() -> None:
+    desk = Desk()
+    desk.joins(E, EAST)
+    desk.now_s = 20.0  # its lease is over, its session stands
+    effects = desk.joins(W, WEST)
+    assert not [member for member in desk.machine.context.membership.live() if member.learner_id == EAST]
+    effects += desk.says(E, report(0), after_s=1.0)
+    assert [message for message in messages(effects, E) if isinstance(message, Start)]
+
+
+def test_a_restart_does_not_wait_again(desk: Desk) -> None:
+    later = Desk(state=desk.machine.state)
+    welcome = only(Welcome, messages(later.joins(E, EAST, incarnation=1)))
+    assert isinstance(welcome, Welcome)
+    assert (welcome.started, welcome.term, welcome.incarnation) == (True, 2, 1)
+
+
+# ---- sessions ------------------------------------------------------------------------------------
+
+
+def test_a_refused_learner_is_told_why_and_counted(desk: Desk) -> None:
+    effects = desk.says(SessionId(9), hello(LearnerId("south")))
+    refused = only(Refused, messages(effects))
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.UNKNOWN_LEARNER
+    assert only(CloseSession, effects) == CloseSession(session=SessionId(9), reason=refused.detail)
+    assert status_of(desk.machine, 0.0).rejected == {"unknown_learner": 1}
+
+
+def test_the_higher_incarnation_stands_and_the_lower_is_refused(desk: Desk) -> None:
+    twin = SessionId(3)
+    effects = desk.joins(twin, EAST)
+    assert CloseSession(session=E, reason="a newer session of the same learner") in effects
+    desk.tell(LearnerDisconnected(session=E, reason="closed"))
+    refused = only(Refused, messages(desk.says(SessionId(4), hello(EAST, incarnation=1))))
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.FENCED
+    assert desk.machine.context.membership.reachable(EAST, desk.machine.state.incarnations[EAST])
+
+
+def test_words_without_a_standing_session_close_it(desk: Desk) -> None:
+    assert desk.says(SessionId(9), report(1)) == [CloseSession(session=SessionId(9), reason="no standing session")]
+
+
+def test_a_second_hello_closes_the_session(desk: Desk) -> None:
+    assert CloseSession(session=E, reason="a second Hello") in desk.says(E, hello(EAST))
+
+
+def test_goodbye_ends_membership_at_once(desk: Desk) -> None:
+    assert CloseSession(session=E, reason="goodbye") in desk.says(E, Goodbye(reason="enough"))
+    assert [member.learner_id for member in desk.machine.context.membership.live()] == [WEST]
+
+
+def test_silence_is_shown_and_forgiven(desk: Desk) -> None:
+    desk.says(W, report(0), after_s=9.0)
+    gone = ShowReason(topic="member:east", text="east was silent for its whole lease")
+    assert gone in desk.tell(TimerFired(), after_s=1.0)
+    assert ShowReason(topic="member:east", text="") in desk.says(E, report(0), after_s=1.0)
+
+
+def test_news_from_before_a_reconnect_is_no_news(desk: Desk) -> None:
+    desk.says(E, report(3))
+    desk.says(E, report(1))
+    assert desk.machine.context.membership.members[EAST].local_step == 3
+
+
+def test_the_pace_is_told_when_it_changes(desk: Desk) -> None:
+    assert [message for message in messages(desk.says(E, report(1))) if isinstance(message, Pace)]
+    assert not [message for message in messages(desk.says(W, report(1))) if isinstance(message, Pace)]
+
+
+def test_fragments_that_do_not_exist_are_ignored(desk: Desk) -> None:
+    nowhere = FragmentId(7)
+    desk.says(E, UpdateReceived(fragment_id=nowhere, version=version(0), resync=0))
+    desk.says(E, ResyncRequest(fragment_id=nowhere, reason=RefusalReason.DIGEST))
+    desk.says(E, Declined(round_id=RoundId(0), attempt=1, fragment_id=nowhere, reason=DeclineReason.BUSY))
+    strange = report(1, version(0), version(0), version(0))
+    desk.says(E, strange)
+    assert desk.machine.state.ledger.balance(FragmentId(0)).steps == 0
+    assert status_of(desk.machine, 0.0).rejected == {}
+
+
+# ---- contributions and rounds --------------------------------------------------------------------
+
+
+def test_a_round_is_asked_for_journalled_acknowledged_closed_merged_and_sent(desk: Desk) -> None:
+    pull = pulled(desk)
+    desk.stores(E, answer(pull))
+    effects = desk.stores(W, answer(pull, WEST))
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(Record) < kinds.index(SendToLearner), "durable before it is acknowledged"
+    assert only(Acknowledged, messages(effects)) == Acknowledged(
+        fragment_id=pull.fragment_id, step_lo=LocalStep(0), step_hi=LocalStep(2)
+    )
+    closed = only(RoundClosed, records(effects))
+    assert isinstance(closed, RoundClosed)
+    assert [entry.header.key.learner_id for entry in closed.entries] == [EAST, WEST]
+    assert isinstance(effects[-1], StartMerge)
+    sent = [effect for effect in desk.merges(pull.round_id) if isinstance(effect, SendUpdate)]
+    assert {effect.session for effect in sent} == {E, W}
+
+
+def test_a_merge_that_nobody_began_is_our_mistake(desk: Desk) -> None:
+    with pytest.raises(LocalProtocolError, match="not being merged"):
+        desk.merges(77)
+
+
+def test_a_failed_merge_is_tried_again_with_the_same_entries(desk: Desk) -> None:
+    pull = pulled(desk)
+    desk.stores(E, answer(pull))
+    first = only(StartMerge, desk.stores(W, answer(pull, WEST)))
+    effects = desk.tell(MergeFailed(round_id=pull.round_id, reason="the disk is full"))
+    assert [effect.text for effect in effects if isinstance(effect, ShowReason)][-1].endswith("the disk is full")
+    deadline_s = desk.machine.deadline_s()
+    assert deadline_s == desk.now_s + 1.0
+    assert only(StartMerge, desk.tell(TimerFired(), after_s=1.0)) == first
+    assert ShowReason(topic="storage", text="") in desk.merges(pull.round_id)
+
+
+def test_a_contribution_in_anothers_name_closes_the_session(desk: Desk) -> None:
+    header = answer(pulled(desk), WEST)
+    effects = desk.tell(UploadOffered(session=E, header=header))
+    assert RefuseUpload(session=E, header=header) in effects
+    assert CloseSession(session=E, reason="a contribution in another's name") in effects
+
+
+def test_a_contribution_from_nobody_is_refused(desk: Desk) -> None:
+    header = answer(pulled(desk))
+    assert RefuseUpload(session=SessionId(9), header=header) in desk.tell(
+        UploadOffered(session=SessionId(9), header=header)
+    )
+
+
+def test_a_refused_contribution_is_told_why_and_its_work_is_lost(desk: Desk) -> None:
+    header = replace(answer(pulled(desk)), codes_bytes=1)
+    effects = desk.stores(E, header)
+    assert RefuseUpload(session=E, header=header) in effects
+    refused = only(ContributionRefused, messages(effects, E))
+    assert isinstance(refused, ContributionRefused)
+    assert refused.reason is RefusalReason.WRONG_LENGTH
+    # Its base is right, so nothing is sent.
+    assert not [effect for effect in effects if isinstance(effect, SendUpdate)]
+
+
+def test_a_foreign_epoch_is_refused_and_resynced(desk: Desk) -> None:
+    header = replace(answer(pulled(desk)), base=version(0, epoch=1))
+    effects = desk.stores(E, header)
+    refused = only(ContributionRefused, messages(effects, E))
+    assert isinstance(refused, ContributionRefused)
+    assert refused.reason is RefusalReason.FOREIGN_EPOCH
+    update = only(SendUpdate, effects)
+    assert isinstance(update, SendUpdate)
+    assert update.header.resync == 1
+
+
+def test_bytes_that_are_not_finite_are_refused_and_resynced(desk: Desk) -> None:
+    header = answer(pulled(desk))
+    desk.tell(UploadOffered(session=E, header=header))
+    failed = UploadFailed(session=E, header=header, reason=RefusalReason.NON_FINITE, detail="NaN at 7")
+    update = only(SendUpdate, desk.tell(failed))
+    assert isinstance(update, SendUpdate)
+    assert (update.header.resync, update.header.to_version) == (1, version(0))
+
+
+def test_a_bad_checksum_is_refused_and_not_resynced(desk: Desk) -> None:
+    header = answer(pulled(desk))
+    failed = UploadFailed(session=E, header=header, reason=RefusalReason.BAD_CHECKSUM, detail="chunk 3")
+    assert not [effect for effect in desk.tell(failed) if isinstance(effect, SendUpdate)]
+
+
+def test_a_contribution_that_became_late_under_way_is_refused_when_it_is_there(desk: Desk) -> None:
+    pull = pulled(desk)
+    small, large = answer(pull), answer(pull, step_hi=3)
+    desk.tell(UploadOffered(session=E, header=large))
+    desk.stores(E, small)
+    desk.stores(W, answer(pull, WEST))
+    effects = desk.tell(UploadStored(session=E, header=large, ref="r2", payload_bytes=1))
+    refused = only(ContributionRefused, messages(effects, E))
+    assert isinstance(refused, ContributionRefused)
+    assert refused.reason is RefusalReason.LATE
+
+
+def test_a_repeated_contribution_is_acknowledged_and_counted_once(desk: Desk) -> None:
+    pull = pulled(desk)
+    header = answer(pull)
+    desk.stores(E, header)
+    before = desk.machine.state.units.copy()
+    effects = desk.stores(E, header)
+    assert RefuseUpload(session=E, header=header) in effects
+    assert only(Acknowledged, messages(effects, E))
+    assert not records(effects)
+    late = desk.tell(UploadStored(session=E, header=header, ref="other", payload_bytes=9))
+    assert only(Acknowledged, messages(late, E))
+    desk.stores(W, answer(pull, WEST))
+    assert only(Acknowledged, messages(desk.stores(E, header), E)), "also when it is merged"
+    desk.merges(pull.round_id)
+    assert desk.machine.state.units == {**before, WEST: 2}
+    assert desk.machine.state.totals.merged_parameters == 2000
+
+
+def test_a_repeated_contribution_answers_a_newer_attempt() -> None:
+    desk = Desk(syncer_settings(quorum=2))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    pull = pulled(desk)
+    desk.stores(E, answer(pull))
+    assert desk.machine.deadline_s() == 4.0
+    effects = desk.tell(TimerFired(), after_s=4.0)
+    again = next(message for message in messages(effects, E) if isinstance(message, Pull))
+    assert (again.round_id, again.attempt) == (pull.round_id, 2)
+    shown = ShowReason(topic="fragment:1", text=f"round {pull.round_id}: 1 of 2 learners, lacking west")
+    assert shown in effects
+    desk.stores(W, answer(again, WEST))
+    effects = desk.stores(E, answer(again))
+    assert only(RoundClosed, records(effects)), "its bytes are there already, and are not sent again"
+
+
+def test_a_base_too_old_is_discarded_when_a_round_closes(desk: Desk) -> None:
+    pull = pulled(desk)
+    header = answer(pull)
+    desk.stores(E, header)
+    desk.machine.state.versions[pull.fragment_id] = version(2)
+    west = replace(answer(pull, WEST), base=version(2))
+    effects = desk.stores(W, west)
+    for _ in range(3):
+        effects += desk.says(W, report(2), after_s=4.0)
+    discarded = only(ContributionDiscarded, records(effects))
+    assert discarded == ContributionDiscarded(header=header, reason=RefusalReason.STALE_BASE)
+    assert status_of(desk.machine, desk.now_s).discarded_tokens["stale_base"] > 0
+
+
+def test_everybody_declining_leaves_a_round_open_until_it_is_asked_again(desk: Desk) -> None:
+    pull = pulled(desk)
+    for session in (E, W):
+        desk.says(
+            session,
+            Declined(
+                round_id=pull.round_id,
+                attempt=1,
+                fragment_id=pull.fragment_id,
+                reason=DeclineReason.ZERO_STEPS,
+            ),
+        )
+    status = status_of(desk.machine, desk.now_s)
+    assert status.rounds_open[0].reason == "0 of 1 learners, waiting for nobody"
+    assert desk.machine.deadline_s() == 4.0, "who lacks only work is asked again after one window"
+    effects = desk.tell(TimerFired(), after_s=4.0)
+    assert [message.attempt for message in messages(effects, E) if isinstance(message, Pull)] == [2]
+
+
+def test_a_decline_of_an_older_attempt_is_ignored(desk: Desk) -> None:
+    pull = pulled(desk)
+    stale = Declined(round_id=pull.round_id, attempt=0, fragment_id=pull.fragment_id, reason=DeclineReason.BUSY)
+    desk.says(E, stale)
+    assert not desk.machine.conductor.open[pull.fragment_id].declined
+
+
+# ---- status and totals ---------------------------------------------------------------------------
+
+
+def test_totals_are_exact_beyond_32_bits_and_do_not_fall_across_a_restart() -> None:
+    each = 10_251_184_259 // 3
+    settings = syncer_settings()
+    settings = replace(settings, intake=replace(settings.intake, batch_tokens=dict.fromkeys((EAST, WEST), 2 * each)))
+    desk = Desk(settings)
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    pull = pulled(desk)
+    rejected = replace(answer(pull), tokens_hi=10**12)
+    header = replace(answer(pull), tokens_hi=2 * each)
+    west = replace(answer(pull, WEST), tokens_hi=10_251_184_259 - 2 * each)
+    desk.stores(E, rejected)
+    desk.stores(E, header)
+    desk.stores(E, header)
+    desk.stores(W, west)
+    desk.merges(pull.round_id)
+    before = status_of(desk.machine, desk.now_s)
+    merged = desk.machine.state.ledger.merged[pull.fragment_id]
+    assert merged.tokens == 10_251_184_259, "neither what was rejected nor what came twice is in it"
+    after = status_of(Desk(settings, desk.machine.state).machine, 0.0)
+    for name in ("rounds", "merged_tokens", "trained_tokens", "upload_bytes", "update_bytes", "merged_parameters"):
+        assert getattr(after, name) >= getattr(before, name) > 0, name
+    assert before.balance == after.balance == 0
+    assert before.rejected == after.rejected == {"too_many_tokens": 1}
+
+
+def test_a_loss_is_each_learners_own_whoever_else_is_there(desk: Desk) -> None:
+    desk.says(E, report(1, loss=2.0))
+    desk.says(W, report(1, loss=2.0))
+    assert [learner.loss for learner in status_of(desk.machine, 0.0).learners] == [2.0, 2.0]
+    desk.says(W, Goodbye(reason="enough"))
+    losses = [learner.loss for learner in status_of(desk.machine, 0.0).learners if learner.live]
+    assert losses == [2.0]
+
+
+def test_participation_is_a_ratio_and_nothing_before_the_first_round() -> None:
+    assert participation(0, 0) == 0
+    assert participation(3, 4) == 0.75
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+def test_the_run_ends_when_the_last_round_is_done_and_everybody_hears_of_it() -> None:
+    desk = Desk(syncer_settings(total_steps=2))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    pull = pulled(desk)
+    desk.stores(E, answer(pull))
+    desk.stores(W, answer(pull, WEST))
+    desk.now_s += 11.0
+    desk.says(E, report(3))  # west's lease is over now, its session isn't
+    effects = desk.merges(pull.round_id)
+    assert only(RunEnded, records(effects))
+    assert only(EndRun, effects)
+    assert [message for message in messages(effects, E) if isinstance(message, Stop)]
+    assert [message for message in messages(effects, W) if isinstance(message, Stop)]
+    assert desk.machine.deadline_s() is None
+    late = messages(desk.says(SessionId(8), hello(WEST, incarnation=1)))
+    assert isinstance(only(Stop, late), Stop)
+    again = Desk(syncer_settings(total_steps=2), desk.machine.state)
+    assert only(EndRun, again.effects), "a restart of an ended run ends at once"
+    assert not [record for record in records(again.effects) if isinstance(record, RunEnded)]
+
+
+def test_an_epoch_is_kept_across_a_start() -> None:
+    state = fresh_state()
+    state.epoch = Epoch(3)
+    assert Desk(state=state).machine.state.epoch == 3
