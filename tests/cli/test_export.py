@@ -17,11 +17,10 @@ from wan_diloco.cli.export import export_model
 from wan_diloco.cli.main import build_app
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import CheckpointError, ConfigError
-from wan_diloco.models import Decoder, DecoderConfig, build_decoder
+from wan_diloco.models import Decoder, DecoderConfig, build_decoder, build_model, model_tensors, run_layout
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.storage import save_snapshot
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, published_tensors, snapshot_tensors
-from wan_diloco.syncer.plan import initial_model, model_layout, model_tensors
 from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name
 
 
@@ -51,8 +50,8 @@ class Run:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self.folder = folder
         self.config = config
-        model = initial_model(config)
-        self.layout = model_layout(config, model)
+        model = build_model(config)
+        self.layout = run_layout(config)
         self.fresh = FragmentStore.fresh(self.layout, model_tensors(model)).values()
         folder.mkdir()
         (folder / "config.json").write_text(config.resolved_json())
@@ -100,7 +99,7 @@ def test_an_exported_model_answers_as_the_published_one(tmp_path: Path, *, tied:
     run = Run(tmp_path / "run", config)
     run.snapshot(1)
     published = run.snapshot(12)
-    expected = initial_model(config)
+    expected = build_model(config)
     expected.load_state_dict(published)
 
     weights, description = export_model(tmp_path / "run", tmp_path / "out")

@@ -9,9 +9,10 @@ import torch
 
 from wan_diloco.algorithm.codec import Payload
 from wan_diloco.config import RunConfig, parse_config
+from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey
 from wan_diloco.syncer.fragments_store import Maths
-from wan_diloco.syncer.plan import initial_model, model_layout, model_tensors, run_maths
+from wan_diloco.syncer.plan import run_maths
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
 
@@ -35,7 +36,7 @@ def tiny_config(**tables: dict[str, Any]) -> RunConfig:
 
 def maths_of(config: RunConfig) -> Maths:
     """The maths of a run."""
-    return run_maths(config, model_layout(config, initial_model(config)))
+    return run_maths(config, run_layout(config))
 
 
 def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False) -> Restored:
@@ -44,7 +45,7 @@ def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False) -> Resto
         folder,
         resume=resume,
         maths=maths_of(config),
-        initial=model_tensors(initial_model(config)),
+        initial=model_tensors(build_model(config)),
         keep_updates=config.syncer.keep_updates,
         agreement=config.agreement(),
     )

@@ -72,10 +72,10 @@ def _published(run_folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any
 
     from wan_diloco.config import load_config
     from wan_diloco.errors import ConfigError
+    from wan_diloco.models import decoder_config, run_layout
     from wan_diloco.protocol.state_json import state_from_json
     from wan_diloco.storage import latest_snapshot
     from wan_diloco.syncer.fragments_store import FragmentStore, published_tensors
-    from wan_diloco.syncer.plan import decoder_config, initial_model, model_layout
 
     if not (run_folder / "config.json").is_file():
         raise ConfigError("there is no run in this folder", where=str(run_folder))
@@ -83,7 +83,7 @@ def _published(run_folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any
     latest = latest_snapshot(run_folder / "state" / "snapshots")
     if latest is None:
         raise ConfigError("the run hasn't written a snapshot yet", where=str(run_folder), hint="try again later")
-    layout = model_layout(config, initial_model(config))
+    layout = run_layout(config)
     state = state_from_json(latest.snapshot.manifest["state"])
     store = FragmentStore.restore(layout, latest.snapshot.tensors, state.versions)
     tensors = published_tensors(layout, store.values())

@@ -265,6 +265,9 @@ class SyncerSettings(_Settings):
     listen: str = "127.0.0.1:0"
     """Address to listen on; port 0 takes a free one."""
 
+    insecure: bool = False
+    """Allow to listen beyond this machine although nothing is encrypted and nobody has to prove who they are."""
+
     threads: int = Field(default=1, ge=1, le=1024)
     """Threads that merge."""
 

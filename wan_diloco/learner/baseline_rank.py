@@ -14,8 +14,9 @@ from wan_diloco.errors import EXIT_OK, WanDilocoError
 from wan_diloco.learner.baseline import BaselineMode
 from wan_diloco.learner.region import file_group
 from wan_diloco.learner.replica import Replica, StepOutcome
-from wan_diloco.learner.setup import build_model, held_out_tokens, open_shard
+from wan_diloco.learner.setup import held_out_tokens, open_shard
 from wan_diloco.learner.stop_signals import StopSignals, stop_signals
+from wan_diloco.models import build_model
 from wan_diloco.storage import write_json
 from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, EvaluationRecord, LearnerRecord, MetricsWriter
 from wan_diloco.training import evaluate

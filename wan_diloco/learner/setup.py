@@ -1,25 +1,19 @@
-"""From a configuration to what a learner works with: model, layout, data. The same on every machine."""
+"""From a configuration to a learner's data."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from wan_diloco.algorithm.layout import MergeRule, build_layout
-from wan_diloco.algorithm.parameters import tensor_specs, unique_parameters
 from wan_diloco.data import BatchReader, encode_documents, load_corpus, shard_documents, split_corpus
 from wan_diloco.errors import ConfigError
-from wan_diloco.models import Decoder, DecoderConfig, build_decoder
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from wan_diloco.algorithm.layout import Layout
     from wan_diloco.config import RunConfig
 
-__all__ = ["build_model", "held_out_tokens", "open_shard", "region_index", "run_layout"]
+__all__ = ["held_out_tokens", "open_shard", "region_index"]
 
 
 def region_index(config: RunConfig, name: str) -> int:
@@ -32,23 +26,6 @@ def region_index(config: RunConfig, name: str) -> int:
     if name not in names:
         raise ConfigError(f"there is no region {name!r}", where="--region", hint=f"one of {', '.join(names)}")
     return names.index(name)
-
-
-def build_model(config: RunConfig) -> Decoder:
-    """The model with its initial weights: the same bits in every region and at the syncer."""
-    return build_decoder(_decoder_config(config), config.run.seed)
-
-
-def run_layout(config: RunConfig) -> Layout:
-    """The fragments of the run's model; no weights are made for it."""
-    with torch.device("meta"):
-        model = Decoder(_decoder_config(config))
-    return build_layout(
-        tensor_specs(unique_parameters(model, allow_meta=True)),
-        num_fragments=config.sync.fragments,
-        merge=MergeRule(config.outer.merge),
-        mean_patterns=tuple(f"*{pattern}*" for pattern in config.outer.mean_patterns),
-    )
 
 
 def open_shard(config: RunConfig, index: int) -> BatchReader:
@@ -79,17 +56,3 @@ def held_out_tokens(config: RunConfig) -> tuple[npt.NDArray[np.uint8], npt.NDArr
     """
     split = split_corpus(load_corpus(config.data.source))
     return encode_documents(split.validation), encode_documents(split.test)
-
-
-def _decoder_config(config: RunConfig) -> DecoderConfig:
-    model = config.model
-    return DecoderConfig(
-        dim=model.dim,
-        num_layers=model.layers,
-        num_heads=model.heads,
-        vocab_size=model.vocab,
-        hidden_dim=model.hidden,
-        tied=model.tied,
-        rope_theta=model.rope_theta,
-        sequence_length=model.sequence_length,
-    )

@@ -18,10 +18,11 @@ from wan_diloco.learner.ipc import UplinkStart
 from wan_diloco.learner.local_trainer import LocalTrainer
 from wan_diloco.learner.region import learner_group, torchrun_variables
 from wan_diloco.learner.replica import Replica
-from wan_diloco.learner.setup import build_model, open_shard, region_index, run_layout
+from wan_diloco.learner.setup import open_shard, region_index
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.stop_signals import StopSignals, stop_signals
 from wan_diloco.learner.uplink_process import UplinkProcess
+from wan_diloco.models import build_model, run_layout
 from wan_diloco.telemetry import Logger, get_logger
 
 if TYPE_CHECKING:
@@ -143,10 +144,7 @@ def run_learner(
         DataError: Its shard can't be read.
     """
     index = region_index(config, region)
-    shares_machine = len(config.regions) > 1 and not syncer and not config.regions[index].address
-    if threads or shares_machine:
-        # More threads than cores make every region's steps slower, and small models gain nothing by them.
-        torch.set_num_threads(threads or 1)
+    _set_threads(threads, shared=len(config.regions) > 1 and not syncer and not config.regions[index].address)
     with stop_signals() as signals, learner_group(torchrun_variables()) as group:
         if max(group.world_size, config.regions[index].ranks) > 1:
             raise ConfigError("a region trains with one rank", where=f"regions.{region}.ranks", hint="set it to 1")
@@ -183,6 +181,12 @@ def run_learner(
             # One that was refused may be the old double of a learner that stands, and has the same folder.
             _save_last(trainer, folder)
         return code
+
+
+def _set_threads(threads: int, *, shared: bool) -> None:
+    if threads or shared:
+        # More threads than cores make every region's steps slower, and small models gain nothing by them.
+        torch.set_num_threads(threads or 1)
 
 
 def _uplink_died(reason: str) -> None:

@@ -24,10 +24,10 @@ from wan_diloco.clock import SystemClock
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import EXIT_OK, PeerUnavailable, WanDilocoError
 from wan_diloco.learner.ipc import Command, Leaving, TrainerMessage, UplinkStart
-from wan_diloco.learner.setup import run_layout
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
 from wan_diloco.learner.uplink_service import UplinkService
+from wan_diloco.models import run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.telemetry import ChangeLogger, configure_logging, get_logger
 from wan_diloco.transport.grpc_client import grpc_connection

@@ -20,9 +20,8 @@ import torch
 from wan_diloco.config import RunConfig, load_config
 from wan_diloco.data import Split, decode_tokens, encode_documents, load_corpus, split_corpus
 from wan_diloco.errors import ConfigError, StorageError, WanDilocoError
-from wan_diloco.models import Decoder, generate
+from wan_diloco.models import Decoder, build_model, generate, model_tensors
 from wan_diloco.storage import load_snapshot, write_json
-from wan_diloco.syncer.plan import initial_model, model_tensors
 from wan_diloco.training import evaluate
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Evaluator:
         self._config = config
         self._run_folder = run_folder
         self._split: Split = split_corpus(load_corpus(config.data.source))
-        self._model: Decoder = initial_model(config)
+        self._model: Decoder = build_model(config)
         self._validation = encode_documents(self._split.validation)
 
     def curve_point(self, name: str) -> dict[str, Any]:
@@ -75,6 +74,8 @@ class Evaluator:
             CheckpointError: The snapshot is missing or damaged.
             StorageError: The result can't be written.
         """
+        # The learners are on their way out: what they leave idle shortens the wait for the result.
+        torch.set_num_threads(os.cpu_count() or 1)
         values = self._load(name)
         sample = generate(
             self._model, _PROMPT, _SAMPLE_BYTES, temperature=_SAMPLE_TEMPERATURE, seed=self._config.run.seed

@@ -19,6 +19,7 @@ from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
 from wan_diloco.config import RunConfig
 from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, StorageError, WanDilocoError
+from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.tape import FragmentPublished, RoundClosed
@@ -28,13 +29,21 @@ from wan_diloco.syncer.fragments_store import Maths
 from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
 from wan_diloco.syncer.observer import Observer
-from wan_diloco.syncer.plan import initial_model, machine_settings, model_layout, model_tensors, run_maths
+from wan_diloco.syncer.plan import machine_settings, run_maths
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.syncer.service import Parts, SyncerService
 from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
 from wan_diloco.syncer.updates import Packing
 from wan_diloco.syncer.workers import Workers
-from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, MetricsWriter, RoundRecord, read_metrics, summarise
+from wan_diloco.telemetry import (
+    METRICS_FILE,
+    SUMMARY_FILE,
+    MetricsWriter,
+    RoundRecord,
+    get_logger,
+    read_metrics,
+    summarise,
+)
 from wan_diloco.telemetry.report import render_report
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
@@ -42,6 +51,7 @@ from wan_diloco.units import GlobalStep, LearnerId
 __all__ = ["build_service", "run_syncer"]
 
 _GRACE_S: Final = 2.0
+_LOG: Final = get_logger("syncer")
 _EXIT_CODES: Final = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
 
 
@@ -68,8 +78,8 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
     run_folder.mkdir(parents=True, exist_ok=True)
     # The evaluator reads it, and so does whoever looks at the run later.
     write_text(run_folder / "config.json", config.resolved_json())
-    model = initial_model(config)
-    maths = run_maths(config, model_layout(config, model))
+    model = build_model(config)
+    maths = run_maths(config, run_layout(config))
     restored = open_state(
         run_folder / "state",
         resume=resume,
@@ -97,7 +107,7 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
             input_log=input_log,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            exit_code = runner.run(_serve(service, config.syncer.listen, run_folder))
+            exit_code = runner.run(_serve(service, config, run_folder))
         if service.finished:
             _conclude(service, maths, metrics, run_folder)
         return exit_code
@@ -201,9 +211,11 @@ def _curve(
     )
 
 
-async def _serve(service: SyncerService, listen: str, run_folder: Path) -> int:
+async def _serve(service: SyncerService, config: RunConfig, run_folder: Path) -> int:
     await service.prepare()
-    server = GrpcSyncerServer(service, listen)
+    server = GrpcSyncerServer(service, config.syncer.listen, insecure=config.syncer.insecure)
+    if config.syncer.insecure:
+        _LOG.warning("insecure", listen=config.syncer.listen, detail="anybody who reaches this address is believed")
     received: list[signal.Signals] = []
 
     def drain(number: signal.Signals) -> None:

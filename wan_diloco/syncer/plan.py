@@ -1,14 +1,10 @@
-"""What a configuration means for the syncer: the model, its fragments, the maths on them."""
+"""What a configuration means for the syncer: its machine's settings, and the maths on fragments."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from wan_diloco.algorithm.codec import codec_by_name
-from wan_diloco.algorithm.layout import Layout, MergeRule, build_layout
-from wan_diloco.algorithm.parameters import tensor_specs, unique_parameters
+from wan_diloco.algorithm.layout import Layout
 from wan_diloco.config import RunConfig
-from wan_diloco.models import Decoder, DecoderConfig, build_decoder
 from wan_diloco.protocol.admission import Terms
 from wan_diloco.protocol.intake import FragmentSizes, IntakeRules
 from wan_diloco.protocol.quorum import GracePolicy
@@ -17,45 +13,7 @@ from wan_diloco.protocol.syncer_machine import SyncerSettings
 from wan_diloco.syncer.fragments_store import Maths, OuterRule
 from wan_diloco.units import FragmentId, GlobalStep, LearnerId
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["decoder_config", "initial_model", "machine_settings", "model_layout", "model_tensors", "run_maths"]
-
-
-def decoder_config(config: RunConfig) -> DecoderConfig:
-    """The shape of the run's model."""
-    return DecoderConfig(
-        dim=config.model.dim,
-        num_layers=config.model.layers,
-        num_heads=config.model.heads,
-        vocab_size=config.model.vocab,
-        hidden_dim=config.model.hidden,
-        tied=config.model.tied,
-        rope_theta=config.model.rope_theta,
-        sequence_length=config.model.sequence_length,
-    )
-
-
-def initial_model(config: RunConfig) -> Decoder:
-    """The model with its initial weights: the same bits here and at every learner."""
-    return build_decoder(decoder_config(config), config.run.seed)
-
-
-def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The model's trainable tensors by their canonical names; they share the model's memory."""
-    return {name: parameter.detach() for name, parameter in unique_parameters(model)}
-
-
-def model_layout(config: RunConfig, model: torch.nn.Module) -> Layout:
-    """How the model's tensors are divided into fragments."""
-    return build_layout(
-        tensor_specs(unique_parameters(model)),
-        num_fragments=config.sync.fragments,
-        merge=MergeRule(config.outer.merge),
-        # The configuration says "whose name contains"; the layout takes shell patterns.
-        mean_patterns=tuple(f"*{part}*" for part in config.outer.mean_patterns),
-    )
+__all__ = ["machine_settings", "run_maths"]
 
 
 def run_maths(config: RunConfig, layout: Layout) -> Maths:

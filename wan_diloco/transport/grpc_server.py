@@ -74,7 +74,7 @@ class GrpcSyncerServer:
             raise ConfigError(
                 f"{self._listen} is reachable from outside, and nothing would be encrypted",
                 where="syncer.listen",
-                hint="listen on 127.0.0.1, or allow it explicitly",
+                hint="listen on 127.0.0.1, or set syncer.insecure = true",
             )
         try:
             bound = self._server.add_insecure_port(self._listen)

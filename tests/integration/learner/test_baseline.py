@@ -14,7 +14,8 @@ from tests.integration.learner.stub_syncer import write_config
 from wan_diloco.config import RunConfig, load_config
 from wan_diloco.learner.baseline import BaselineMode, run_baseline, run_together
 from wan_diloco.learner.replica import Replica
-from wan_diloco.learner.setup import build_model, held_out_tokens, open_shard
+from wan_diloco.learner.setup import held_out_tokens, open_shard
+from wan_diloco.models import build_model
 from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, EvaluationRecord, LearnerRecord, read_metrics
 from wan_diloco.training import evaluate
 

@@ -20,10 +20,11 @@ from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.learner.ipc import Command
 from wan_diloco.learner.local_trainer import LocalTrainer
 from wan_diloco.learner.replica import Replica
-from wan_diloco.learner.setup import build_model, open_shard, run_layout
+from wan_diloco.learner.setup import open_shard
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
 from wan_diloco.learner.uplink_service import UplinkService
+from wan_diloco.models import build_model, run_layout
 from wan_diloco.simulation.virtual_loop import VirtualTimeLoop, run_virtual
 from wan_diloco.syncer.main import build_service
 from wan_diloco.syncer.service import SyncerService

@@ -27,9 +27,10 @@ from wan_diloco.algorithm.publication import digest
 from wan_diloco.learner.checkpoint import load_checkpoint, save_checkpoint
 from wan_diloco.learner.local_trainer import LocalTrainer
 from wan_diloco.learner.replica import Replica
-from wan_diloco.learner.setup import build_model, open_shard, run_layout
+from wan_diloco.learner.setup import open_shard
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.trainer import checkpoint_folder
+from wan_diloco.models import build_model, run_layout
 from wan_diloco.protocol.messages import (
     Hello,
     Pull,

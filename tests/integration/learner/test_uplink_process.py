@@ -18,11 +18,12 @@ from wan_diloco.errors import EXIT_TEMPORARY, TransportError
 from wan_diloco.learner.ipc import UplinkStart
 from wan_diloco.learner.local_trainer import LocalTrainer
 from wan_diloco.learner.replica import Replica
-from wan_diloco.learner.setup import build_model, open_shard, run_layout
+from wan_diloco.learner.setup import open_shard
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.stop_signals import StopSignals, stop_signals
 from wan_diloco.learner.trainer import TrainingLoop
 from wan_diloco.learner.uplink_process import UplinkProcess
+from wan_diloco.models import build_model, run_layout
 from wan_diloco.protocol.events import AllowSteps
 from wan_diloco.units import LocalStep
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from tests.reference.synchronous_diloco import synchronous_diloco
 from tests.support.cli import in_own_process
 from wan_diloco.config import load_config
-from wan_diloco.learner.setup import build_model, open_shard, run_layout
+from wan_diloco.learner.setup import open_shard
+from wan_diloco.models import build_model, run_layout
 
 PERIODS = 5
 PERIOD_STEPS = 6

@@ -16,6 +16,7 @@ from wan_diloco.algorithm.publication import digest
 from wan_diloco.clock import SystemClock
 from wan_diloco.config import RunConfig
 from wan_diloco.errors import TransportError
+from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol.messages import (
     PROTOCOL_VERSION,
     Acknowledged,
@@ -37,7 +38,6 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.syncer.fragments_store import FragmentStore, Maths
 from wan_diloco.syncer.main import build_service
-from wan_diloco.syncer.plan import initial_model, model_tensors
 from wan_diloco.syncer.restore import Restored
 from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.workers import Workers
@@ -294,7 +294,7 @@ class Learner:
 async def learners(config: RunConfig, connect: Callable[[LearnerId], Connection]) -> AsyncIterator[list[Learner]]:
     """All configured learners, connected, and free to take steps."""
     maths = maths_of(config)
-    store = FragmentStore.fresh(maths.layout, model_tensors(initial_model(config)))
+    store = FragmentStore.fresh(maths.layout, model_tensors(build_model(config)))
     initial = [value.published_N for value in store.values()]
     names = [LearnerId(region.name) for region in config.regions]
     group = [Learner(connect(name), config, name, initial) for name in names]

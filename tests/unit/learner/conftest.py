@@ -12,8 +12,8 @@ import torch
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.learner.local_trainer import LocalTrainer
 from wan_diloco.learner.replica import Replica
-from wan_diloco.learner.setup import build_model, run_layout
 from wan_diloco.learner.slots import FragmentSlots
+from wan_diloco.models import build_model, run_layout
 
 MakeConfig = Callable[..., RunConfig]
 MakeTrainer = Callable[..., tuple[LocalTrainer, FragmentSlots]]

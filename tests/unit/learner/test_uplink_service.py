@@ -18,10 +18,10 @@ from wan_diloco.algorithm.codec import Payload, codec_by_name
 from wan_diloco.algorithm.publication import apply_update, digest
 from wan_diloco.errors import AuthError, PeerUnavailable, TransportError
 from wan_diloco.learner.ipc import Admitted, Command, FragmentPosition, InstallValue, LearnerPosition
-from wan_diloco.learner.setup import run_layout
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
 from wan_diloco.learner.uplink_service import UplinkService
+from wan_diloco.models import run_layout
 from wan_diloco.protocol.events import (
     AllowSteps,
     BoundaryPassed,

@@ -10,16 +10,16 @@ import pytest
 
 from tests.support.syncer import tiny_config
 from tests.support.text import write_text_corpus
+from wan_diloco.models import build_model, model_tensors
 from wan_diloco.storage import save_snapshot
 from wan_diloco.syncer.evaluator import Evaluator, main, serve
-from wan_diloco.syncer.plan import initial_model, model_tensors
 
 
 @pytest.fixture
 def scene(tmp_path):
     text = write_text_corpus(tmp_path / "text.txt")
     config = tiny_config(data={"source": f"text:{text}"}, evaluation={"tokens": "500"})
-    tensors = model_tensors(initial_model(config))
+    tensors = model_tensors(build_model(config))
     for name in ("step-000000000", "final"):
         save_snapshot(tmp_path / "published", name, tensors, {"global_step": 7, "tokens": 99})
     return Evaluator(config, tmp_path), tmp_path

@@ -8,6 +8,7 @@ import torch
 from tests.support.syncer import contribution, maths_of, small_delta, tiny_config
 from wan_diloco.algorithm.codec import Payload
 from wan_diloco.errors import CheckpointError, NonFiniteError
+from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol.tape import MergeEntry
 from wan_diloco.syncer.fragments_store import (
     FragmentStore,
@@ -15,7 +16,6 @@ from wan_diloco.syncer.fragments_store import (
     published_tensors,
     snapshot_tensors,
 )
-from wan_diloco.syncer.plan import initial_model, model_tensors
 from wan_diloco.units import Epoch, FragmentId, GlobalStep, Version
 
 FIRST = FragmentId(0)
@@ -39,7 +39,7 @@ def _entries(maths, payloads):
 
 def _fresh(**tables):
     config = tiny_config(**tables)
-    return maths_of(config), FragmentStore.fresh(maths_of(config).layout, model_tensors(initial_model(config)))
+    return maths_of(config), FragmentStore.fresh(maths_of(config).layout, model_tensors(build_model(config)))
 
 
 def _merge(maths, store, seeds=(1, 2), to_version=V1, step=8) -> MergedFragment:
@@ -127,7 +127,7 @@ def test_a_snapshot_without_a_tensor_is_refused_by_its_name():
 
 def test_the_published_model_has_the_models_names_and_shapes():
     config = tiny_config()
-    model = initial_model(config)
+    model = build_model(config)
     maths = maths_of(config)
     store = FragmentStore.fresh(maths.layout, model_tensors(model))
     tensors = published_tensors(maths.layout, store.values())

@@ -9,9 +9,9 @@ import pytest
 from tests.support.syncer import maths_of, small_delta, tiny_config
 from wan_diloco.algorithm.codec import Payload
 from wan_diloco.errors import JournalError
+from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol.events import UpdateSource
 from wan_diloco.syncer.fragments_store import FragmentStore
-from wan_diloco.syncer.plan import initial_model, model_tensors
 from wan_diloco.syncer.updates import Packing, Updates, frames_bytes
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.units import Epoch, FragmentId, Version
@@ -118,7 +118,7 @@ def test_a_publication_that_is_gone_is_an_error_for_all_who_wait(scene):
 
 def test_the_value_is_exact(scene):
     maths, _, updates = scene
-    store = FragmentStore.fresh(maths.layout, model_tensors(initial_model(tiny_config())))
+    store = FragmentStore.fresh(maths.layout, model_tensors(build_model(tiny_config())))
     value = store.value(FIRST)
     (frames,) = asyncio.run(updates.value(value, FIRST))
     raw = value.published_N.numpy().tobytes()
