@@ -106,7 +106,6 @@ class UplinkService:
         self._events: deque[LearnerEvent] = deque()
         self._processing = False
         self._connection: Connection | None = None
-        self._welcomed = False
         self._uploads = UploadKeeper(
             spawn=self._spawn, worker=worker, broken=self._upload_broke, unusable=self._contribution_unusable
         )
@@ -166,7 +165,6 @@ class UplinkService:
             for installed in event.installed:
                 self._fragments[installed.fragment_id].confirmed(installed)
         elif isinstance(event, SyncerSaid) and isinstance(event.message, Welcome):
-            self._welcomed = True
             self._sink.send(Admitted(incarnation=event.message.incarnation))
         for effect in self._machine.handle(event, self._now_s):
             self._perform(effect)
@@ -197,11 +195,7 @@ class UplinkService:
             case InstallUpdate(fragment_id=fragment_id):
                 self._fragments[fragment_id].wish(effect)
                 self._send_install(fragment_id)
-            case AllowSteps():
-                # Until the syncer was heard, what an earlier uplink allowed stands: training goes on.
-                if self._welcomed:
-                    self._sink.send(effect)
-            case SetPace():
+            case AllowSteps() | SetPace():
                 self._sink.send(effect)
             case ExitLearner():
                 self._sink.send(effect)

@@ -101,6 +101,7 @@ class LearnerMachine:
         self._rng = rng
         self._global_step = GlobalStep(0)
         self._total_steps = GlobalStep(0)
+        self._heard = False
         self._started = False
         # A new life takes no step before it has the versions that the syncer named at its Welcome.
         self._joined = identity.incarnation > 0
@@ -222,6 +223,7 @@ class LearnerMachine:
         link.rtt_s = now_s - link.hello_s
         self.context.effects.append(ShowReason(topic="syncer", text=""))
         self._total_steps = message.total_steps
+        self._heard = True
         self._started = message.started
         new_life = message.incarnation != self.context.incarnation
         self.context.incarnation = message.incarnation
@@ -294,7 +296,12 @@ class LearnerMachine:
             self.context.link.heartbeat_s = now_s + self.context.settings.heartbeat_s
 
     def _allow(self) -> None:
-        """Tell the training loop how far it may go, when that changes."""
+        """Tell the training loop how far it may go, when that changes.
+
+        Until this uplink has heard the syncer, what an earlier one allowed stands: training goes on.
+        """
+        if not self._heard:
+            return
         allowed = self._allowed_step()
         if allowed != self._allowed:
             self._allowed = allowed
