@@ -52,7 +52,7 @@ def test_snapshot_and_tape_give_the_state_back(at_s: float, *, snapshot: bool) -
     alive, restored = world.syncer.state, world.disk.restore()
     # What reports alone tell comes again with the next reports.
     on_tape = ("versions", "digests", "updates", "pool", "closed", "units", "merges", "participation", "totals")
-    on_tape += ("incarnations", "started", "ended", "term", "due_steps")
+    on_tape += ("incarnations", "anchors", "started", "ended", "term", "due_steps")
     before, after = state_to_json(alive), state_to_json(restored)
     for name in on_tape:
         assert after[name] == before[name], name

@@ -300,6 +300,33 @@ def test_a_quorum_slower_than_the_schedule_is_reached_all_the_same(upload_s: flo
     assert world.nodes[M0].local_step >= world.now_s - 2
 
 
+@pytest.mark.parametrize("overlap_steps", [0, 2])
+def test_the_global_step_goes_on_from_where_it_was_when_the_syncer_is_back(overlap_steps: int) -> None:
+    links = (FAST, FAST, LinkProfile(step_s=1.5))
+    quorum = 3 if overlap_steps == 0 else 2
+    world, _ = begin(
+        WorldSettings(
+            links=links,
+            quorum=quorum,
+            num_fragments=2,
+            period_steps=16,
+            overlap_steps=overlap_steps,
+            total_steps=32,
+            lease_s=60.0,
+        )
+    )
+    world.run(until_s=12.0)
+    before = world.syncer.context.membership.global_step
+    world.restart_syncer(0.5)
+    world.run(until_s=14.0)
+    assert world.syncer.state.term == 2
+    after = world.syncer.context.membership.global_step
+    assert 0 < before <= after <= before + 2, "no round was closed since, and nothing is lost all the same"
+    ends_well(world)
+    if overlap_steps == 0:
+        assert [node.local_step for node in world.nodes.values()] == [32, 32, 32], "not a step more than without it"
+
+
 def test_a_restart_opens_anew_what_was_due_and_not_closed() -> None:
     world, witness = begin(
         WorldSettings(links=(FAST, FAST), num_fragments=8, period_steps=4, overlap_steps=0, quorum=2)

@@ -158,9 +158,15 @@ class Ledger:
         life.position = position
 
     def installed(self, learner_id: LearnerId, incarnation: Incarnation, fragment_id: FragmentId, lo: Amount) -> None:
-        """A life's counters of a fragment restarted at `lo`. Known or older installs change nothing."""
+        """A life's counters of a fragment restarted at `lo`.
+
+        Known or older installs change nothing, and neither does one in the middle of work that a
+        contribution contains, which no honest learner tells of.
+        """
         life = self.lives.get((learner_id, incarnation))
         if life is None or life.closed or lo.steps <= life.running[fragment_id].lo.steps:
+            return
+        if not _lies_behind(life.running[fragment_id], lo):
             return
         self.observe(learner_id, incarnation, lo)
         # An interval that ended two installs ago without a contribution won't get one any more.
@@ -176,8 +182,10 @@ class Ledger:
         life = self.lives.get((key.learner_id, key.incarnation))
         if life is None:
             return False
-        if key.step_lo > life.running[key.fragment_id].lo.steps:
-            return not life.closed  # an install that no report has told of yet
+        running = life.running[key.fragment_id]
+        if key.step_lo > running.lo.steps:
+            # An install that no report has told of yet.
+            return not life.closed and _lies_behind(running, Amount(key.step_lo, header.tokens_lo))
         interval = self._find(key)
         if (
             interval is None
@@ -350,3 +358,9 @@ class Ledger:
         life = self.lives[learner_id, incarnation]
         if life.closed and not any(life.ended):
             del self.lives[learner_id, incarnation]
+
+
+def _lies_behind(interval: Interval, lo: Amount) -> bool:
+    """Whether an install at `lo` comes after all of an interval's work that has a fate or is in the journal."""
+    last = interval.journalled or interval.settled
+    return lo.steps >= last.steps and lo.tokens >= last.tokens

@@ -75,6 +75,23 @@ class Membership:
         member = self.members.get(learner_id) if learner_id is not None else None
         return member if member is not None and member.session == session else None
 
+    def remember(
+        self, learner_id: LearnerId, incarnation: Incarnation, local_step: LocalStep, anchor: int, now_s: float
+    ) -> None:
+        """A member of an earlier process of the syncer: live for one lease, in which it may come back.
+
+        A restart is no change of membership: whoever comes back in time counts on from its anchor, so that
+        the global step doesn't go back.
+
+        Args:
+            learner_id: Who.
+            incarnation: In which life.
+            local_step: It is at least that far.
+            anchor: From the last change of membership.
+            now_s: When its lease begins.
+        """
+        self.members[learner_id] = Member(learner_id, incarnation, None, local_step, 0, now_s, anchor=anchor)
+
     def welcome(
         self,
         learner_id: LearnerId,

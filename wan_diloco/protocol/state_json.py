@@ -34,6 +34,7 @@ def state_to_json(state: SyncerState) -> dict[str, Any]:
         "global_step": state.global_step,
         "next_round": state.next_round,
         "incarnations": to_json(state.incarnations),
+        "anchors": to_json(state.anchors),
         "versions": to_json(state.versions),
         "digests": list(state.digests),
         "updates": to_json(state.updates),
@@ -70,6 +71,7 @@ def state_from_json(data: dict[str, Any]) -> SyncerState:
             next_round=int(data["next_round"]),
         )
         state.incarnations = from_json(dict[LearnerId, Incarnation], data["incarnations"])
+        state.anchors = from_json(dict[LearnerId, int], data["anchors"])
         state.versions = list(from_json(tuple[Version, ...], data["versions"]))
         state.digests = list(from_json(tuple[str, ...], data["digests"]))
         state.updates = [list(chain) for chain in from_json(tuple[tuple[StoredUpdate, ...], ...], data["updates"])]

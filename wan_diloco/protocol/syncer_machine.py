@@ -34,8 +34,8 @@ from wan_diloco.protocol.syncer_contributions import ContributionDesk
 from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.syncer_sessions import SessionDesk
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import RunEnded, RunStarted, SyncerStarted
-from wan_diloco.units import GlobalStep, Term
+from wan_diloco.protocol.tape import MembershipChanged, RunEnded, RunStarted, SyncerStarted
+from wan_diloco.units import GlobalStep, LocalStep, Term
 
 __all__ = ["SyncerMachine", "SyncerSettings"]
 
@@ -56,6 +56,7 @@ class SyncerMachine:
         self._sessions = SessionDesk(self.context, self.conductor)
         self._began_s: float | None = None
         self._paced: tuple[int, int] = (self.context.membership.global_step, 0)
+        self._recorded = 0
         self._finished = False
 
     @property
@@ -74,9 +75,18 @@ class SyncerMachine:
             next_round=self.state.next_round + (self.context.settings.rounds_max if self.state.term else 0),
         )
         self.context.record(record, durable=True)
+        self._remember(now_s)
         self.conductor.restart(now_s)
         self._settle(now_s)
         return self.context.take()
+
+    def _remember(self, now_s: float) -> None:
+        for learner_id, anchor in self.state.anchors.items():
+            incarnation = self.state.incarnations[learner_id]
+            life = self.state.ledger.lives.get((learner_id, incarnation))
+            if life is not None:
+                step = LocalStep(life.position.steps)
+                self.context.membership.remember(learner_id, incarnation, step, anchor, now_s)
 
     def handle(self, event: SyncerEvent, now_s: float) -> list[SyncerEffect]:
         """Take note of an event, decide, and say what to do, in order.
@@ -163,6 +173,11 @@ class SyncerMachine:
     def _advance(self, now_s: float) -> None:
         """Follow the members' progress, and tell them the step whenever it or their anchors change."""
         membership = self.context.membership
+        if self._recorded != membership.changes:
+            self._recorded = membership.changes
+            anchors = tuple((member.learner_id, member.anchor) for member in membership.live())
+            changed = MembershipChanged(global_step=GlobalStep(membership.global_step), anchors=anchors)
+            self.context.record(changed, durable=True)
         before = membership.global_step
         # In lockstep learners count rounds by their steps, so each must be held: the step doesn't pass one.
         lockstep = self.context.settings.policy.overlap_steps == 0

@@ -6,6 +6,7 @@ Part of the syncer's machine; `quorum.decide` says when a round closes, this say
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import MergeFailed, MergeFinished, StartMerge
@@ -34,6 +35,8 @@ _FIRST_WINDOW_S = 10.0
 # take, so that a quorum that is slower than the schedule is reached in the end.
 _WINDOW_MAX_S = 120.0
 _MERGE_RETRY_S = 1.0
+# Answers that come later than the next question are still measured; much later ones are of no use for estimates.
+_REMEMBERED = 4
 
 
 class RoundConductor:
@@ -48,7 +51,7 @@ class RoundConductor:
         self.context = context
         self.open: dict[FragmentId, OpenRound] = {}
         self.queue = RoundQueue()
-        self._asked: dict[FragmentId, OpenRound] = {}
+        self._asked: dict[FragmentId, deque[OpenRound]] = {}
         self._verdicts: dict[FragmentId, Verdict] = {}
         self._retries: dict[FragmentId, float] = {}
         self._closed_s: dict[FragmentId, float] = {}
@@ -162,12 +165,11 @@ class RoundConductor:
 
     def observe_response(self, header: ContributionHeader, now_s: float) -> None:
         """How long a learner took, in time or late; but not how long it stood in its own queue."""
-        round_ = self._asked.get(header.key.fragment_id)
-        if round_ is None or round_.round_id != header.round_id:
-            return
-        response_s = round_.response_s(header.key.learner_id, header.attempt, now_s)
-        if response_s is not None:
-            self.context.responses.observe(header.key.learner_id, response_s)
+        for round_ in self._asked.get(header.key.fragment_id, ()):
+            if round_.round_id == header.round_id:
+                response_s = round_.response_s(header.key.learner_id, header.attempt, now_s)
+                if response_s is not None:
+                    self.context.responses.observe(header.key.learner_id, response_s)
 
     def observe_sync(self, message: UpdateReceived, now_s: float) -> None:
         """How long merge and downlink took."""
@@ -191,6 +193,7 @@ class RoundConductor:
             )
             self.context.state.next_round += 1
             self.open[fragment_id] = round_
+            self._asked.setdefault(fragment_id, deque(maxlen=_REMEMBERED)).append(round_)
             self._ask(round_, now_s)
 
     def _ask(self, round_: OpenRound, now_s: float) -> None:
@@ -203,7 +206,6 @@ class RoundConductor:
         patience_s = policy.bound_steps * step_s if step_s is not None else _FIRST_WINDOW_S
         window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2 ** min(round_.attempt, 16))
         round_.ask(members, now_s, patience_s=patience_s, window_s=max(window_s, 2 * slowest_s))
-        self._asked[round_.fragment_id] = round_
         pull = Pull(
             round_id=round_.round_id,
             attempt=round_.attempt,
@@ -235,8 +237,8 @@ class RoundConductor:
         if verdict.close:
             self._close(round_, found, now_s)
         elif round_.quorate_s is None and now_s >= round_.gives_up_s:
-            silent = ", ".join(sorted(learner for learner in round_.asked if learner not in found.fresh)) or "anybody"
-            quorum = self.context.settings.policy.quorum
+            learners, quorum = self.context.settings.terms.learners, self.context.settings.policy.quorum
+            silent = ", ".join(learner for learner in learners if learner not in found.fresh)
             text = f"round {round_.round_id}: {len(found.fresh)} of {quorum} learners, lacking {silent}"
             self.context.show(f"fragment:{fragment_id}", text)
             self._ask(round_, now_s)

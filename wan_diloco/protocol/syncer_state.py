@@ -20,6 +20,7 @@ from wan_diloco.protocol.tape import (
     ContributionJournalled,
     FragmentPublished,
     LearnerAdmitted,
+    MembershipChanged,
     MergeEntry,
     RoundClosed,
     RunEnded,
@@ -87,6 +88,7 @@ class SyncerState:
     Attributes:
         parameters: Of each fragment.
         incarnations: The life that stands of each learner ever admitted.
+        anchors: Of each live member, as of the last change of membership.
         versions, digests: Published, of each fragment.
         updates: Stored publications of each fragment, oldest first, at most `keep_updates`.
         pool: Journalled contributions that no close record names.
@@ -106,6 +108,7 @@ class SyncerState:
     global_step: int = 0
     next_round: int = 0
     incarnations: dict[LearnerId, Incarnation] = field(default_factory=dict)
+    anchors: dict[LearnerId, int] = field(default_factory=dict)
     versions: list[Version] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     updates: list[list[StoredUpdate]] = field(default_factory=list)
@@ -138,8 +141,12 @@ class SyncerState:
                 self.next_round = max(self.next_round, record.next_round)
             case LearnerAdmitted():
                 self.incarnations[record.learner_id] = record.incarnation
+                self.anchors.pop(record.learner_id, None)
                 position = Amount(record.local_step, record.tokens)
                 self.ledger.admit(record.learner_id, record.incarnation, position)
+            case MembershipChanged():
+                self.global_step = max(self.global_step, record.global_step)
+                self.anchors = dict(record.anchors)
             case RunStarted():
                 self.started = True
             case ContributionJournalled():

@@ -17,6 +17,7 @@ __all__ = [
     "ContributionJournalled",
     "FragmentPublished",
     "LearnerAdmitted",
+    "MembershipChanged",
     "MergeEntry",
     "Missing",
     "RoundClosed",
@@ -49,6 +50,20 @@ class LearnerAdmitted:
     incarnation: Incarnation
     local_step: LocalStep
     tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipChanged:
+    """Others are live from now on.
+
+    Attributes:
+        global_step: At that moment.
+        anchors: Of each live member, local_step - global_step: with them a restarted syncer finds the global
+            step again by the members' own counters.
+    """
+
+    global_step: GlobalStep
+    anchors: tuple[tuple[LearnerId, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +165,7 @@ class RunEnded:
 TapeRecord = (
     SyncerStarted
     | LearnerAdmitted
+    | MembershipChanged
     | RunStarted
     | ContributionJournalled
     | ContributionDiscarded

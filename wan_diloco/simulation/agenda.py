@@ -31,6 +31,11 @@ class Agenda:
         self._count += 1
         heapq.heappush(self._entries, (max(time_s, self._now_s), self._count, action))
 
+    def pass_until(self, time_s: float) -> None:
+        """Let time pass in which nothing is to happen."""
+        assert not self._entries or self._entries[0][0] >= time_s, "something is to happen before"
+        self._now_s = max(self._now_s, time_s)
+
     def step(self, until_s: float) -> bool:
         """Do the next thing, unless it is later than that.
 

@@ -128,8 +128,14 @@ class MachineWorld:
         """
         for _ in range(events_max):
             over = self.ended and not any(node.runs for node in self.everybody)
-            if over or not self.agenda.step(until_s):
+            if over:
                 return
+            if not self.agenda.step(until_s):
+                break
+        else:
+            return
+        if until_s < float("inf"):
+            self.agenda.pass_until(until_s)
 
     # ---- faults ----------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class Piece:
     end: int | None = None
     journalled: int | None = None
     named: bool = False
-    settled: bool = False
+    settled: int | None = None
     refused: bool = False
 
 
@@ -96,7 +96,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         life, number = self._standing(learner)
         if life is None:
             return
-        starts = [piece.lo for piece in life.pieces[fragment]] + [life.position + 1]
+        starts = [*[piece.lo for piece in life.pieces[fragment]], life.position + 1, life.position]
         lo = starts[which % len(starts)]
         honest = lies > 0
         header = contribution(
@@ -111,8 +111,14 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         piece = next((piece for piece in life.pieces[fragment] if piece.lo == lo), None)
         if piece is not None and piece.journalled is not None:
             assert self.ledger.is_repeated(header) == (header.step_hi <= piece.journalled)
-        expected = piece is None or (
-            honest and not piece.named and not piece.settled and (piece.end is None or lo + length <= piece.end)
+        running = life.pieces[fragment][-1]
+        unheard = lo > running.lo and lo >= max(running.journalled or 0, running.settled or 0)
+        expected = unheard or (
+            piece is not None
+            and honest
+            and not piece.named
+            and piece.settled is None
+            and (piece.end is None or lo + length <= piece.end)
         )
         assert self.ledger.accepts(header) == expected
         if not expected or not honest or self.ledger.is_repeated(header):
@@ -149,7 +155,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         self._fate(life, fragment, piece.lo, piece.journalled, MERGED if merged else DiscardReason.STALE_BASE)
         if piece.end is not None:
             life.pieces[fragment].remove(piece)
-        piece.settled, piece.named, piece.journalled = True, False, None
+        piece.settled, piece.named, piece.journalled = piece.journalled, False, None
 
     @rule(learner=st.sampled_from(LEARNERS), fragment=st.sampled_from(FRAGMENTS), which=st.integers(0, 3))
     def refuse(self, learner: LearnerId, fragment: FragmentId, which: int) -> None:
@@ -157,7 +163,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         if life is not None:
             piece = life.pieces[fragment][which % len(life.pieces[fragment])]
             self.ledger.refused(contribution(learner, piece.lo, piece.lo, incarnation=number, fragment_id=fragment).key)
-            piece.refused |= piece.journalled is None and not piece.settled
+            piece.refused |= piece.journalled is None and piece.settled is None
 
     @rule(learner=st.sampled_from(LEARNERS))
     def end(self, learner: LearnerId) -> None:
@@ -212,18 +218,18 @@ class LedgerAgainstModel(RuleBasedStateMachine):
     def _install(self, life: DumbLife, fragment: FragmentId, lo: int) -> None:
         pieces = life.pieces[fragment]
         running = pieces[-1]
-        if lo <= running.lo:
+        if lo <= running.lo or lo < max(running.journalled or 0, running.settled or 0):
             return
         life.position = max(life.position, lo)
         for piece in pieces[:-1]:
             if piece.journalled is None:
                 self._rest(life, fragment, piece, DiscardReason.REFUSED if piece.refused else DiscardReason.LATE)
         running.end = lo
-        if running.journalled is not None or running.settled:
+        if running.journalled is not None or running.settled is not None:
             self._rest(life, fragment, running, DiscardReason.OVERLAP)
             running.end = running.journalled
         life.pieces[fragment] = [
-            piece for piece in pieces if piece.journalled is not None or (piece is running and not running.settled)
+            piece for piece in pieces if piece.journalled is not None or (piece is running and running.settled is None)
         ] + [Piece(lo)]
 
     def _close(self, learner: LearnerId, reason: str) -> None:
@@ -239,5 +245,5 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             life.pieces[fragment] = [piece for piece in life.pieces[fragment] if piece.journalled is not None]
 
 
-LedgerAgainstModel.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+LedgerAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestLedger = LedgerAgainstModel.TestCase
