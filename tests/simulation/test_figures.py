@@ -78,7 +78,7 @@ def test_without_grace_the_odd_one_would_be_left_behind(
 
 
 def test_a_link_of_a_quarter_of_what_is_needed_takes_part_in_every_nth_round_of_every_fragment() -> None:
-    periods = 16
+    periods = 14
     world = played(NARROW, period_steps=24, num_fragments=24, periods=periods)
     rounds: dict[int, list[int]] = {fragment: [0] for fragment in range(24)}
     for fragment, count in world.invariants.fresh_in[ODD]:

@@ -322,6 +322,8 @@ def test_the_global_step_goes_on_from_where_it_was_when_the_syncer_is_back(overl
     assert world.syncer.state.term == 2
     after = world.syncer.context.membership.global_step
     assert 0 < before <= after <= before + 2, "no round was closed since, and nothing is lost all the same"
+    for member in world.syncer.context.membership.live():
+        assert world.nodes[member.learner_id].local_step - member.local_step <= 1, "what it reports is heeded"
     ends_well(world)
     if overlap_steps == 0:
         assert [node.local_step for node in world.nodes.values()] == [32, 32, 32], "not a step more than without it"

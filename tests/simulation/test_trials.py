@@ -30,7 +30,7 @@ def test_what_once_failed_is_survived(seed: int) -> None:
     survives(seed)
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_any_trial_is_survived(seed: int) -> None:
     survives(seed)

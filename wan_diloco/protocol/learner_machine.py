@@ -329,7 +329,7 @@ class LearnerMachine:
             return LocalStep(self.context.anchor + min(schedule.next_due_step(step), self._total_steps))
         # Who joined or was resynced at a due step has nothing to contribute, and the round can't close without
         # it: it takes one step more.
-        has_work = any(local_step > slot.state.step_lo for slot in held)
+        has_work = all(local_step > slot.state.step_lo for slot in held)
         return local_step if has_work else LocalStep(local_step + 1)
 
     # ---- updates ---------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class Member:
         anchor: local_step - global_step at the last change of membership.
         heard_s: When anything came from it last.
         live: Its lease stands.
+        remembered: It belongs to an earlier process of the syncer, and hasn't come back yet.
         reported: Whether a report came on this session: only then is it known what it has installed.
     """
 
@@ -40,6 +41,7 @@ class Member:
     heard_s: float
     anchor: int = 0
     live: bool = True
+    remembered: bool = False
     reported: bool = False
     step_time_s: float = 0.0
     loss: float | None = None
@@ -90,7 +92,9 @@ class Membership:
             anchor: From the last change of membership.
             now_s: When its lease begins.
         """
-        self.members[learner_id] = Member(learner_id, incarnation, None, local_step, 0, now_s, anchor=anchor)
+        self.members[learner_id] = Member(
+            learner_id, incarnation, None, local_step, 0, now_s, anchor=anchor, remembered=True
+        )
 
     def welcome(
         self,
@@ -114,6 +118,7 @@ class Membership:
         if earlier is not None:
             self.sessions.pop(earlier, None)
         member.session, member.reported, member.heard_s = session, False, now_s
+        member.remembered = False
         member.local_step = max(member.local_step, local_step)
         member.tokens = max(member.tokens, tokens)
         self.sessions[session] = learner_id
@@ -193,4 +198,6 @@ class Membership:
         """The membership changed: from now on everybody counts from the same step."""
         self.changes += 1
         for member in self.live():
-            member.anchor = member.local_step - self.global_step
+            # Of one that hasn't come back it isn't known how far it is; its own anchor is the better guess.
+            if not member.remembered:
+                member.anchor = member.local_step - self.global_step
