@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.integration.syncer.bench import learners
 from tests.support.sources import REPOSITORY
 from tests.support.syncer import close, open_tiny, tiny_config
+from tests.support.syncer_scene import learners
 from tests.support.text import write_text_corpus
 from wan_diloco.errors import TransportError
 from wan_diloco.transport.grpc_client import fetch_status, grpc_connection

@@ -10,8 +10,8 @@ import shutil
 import pytest
 import torch
 
-from tests.integration.syncer.bench import Learner, advance, learners, scene, syncer, until
 from tests.support.syncer import close, open_tiny, tiny_config
+from tests.support.syncer_scene import Learner, advance, learners, scene, syncer, until
 from wan_diloco.algorithm.codec import Payload
 from wan_diloco.errors import StorageError
 from wan_diloco.protocol import serial
