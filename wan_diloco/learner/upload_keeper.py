@@ -58,6 +58,8 @@ class UploadKeeper:
         self._unusable = unusable
         self._encoded: dict[ContributionHeader, asyncio.Task[list[bytes] | None]] = {}
         self._sending: dict[ContributionHeader, asyncio.Task[None]] = {}
+        # Of these the syncer may have a part, or all.
+        self._tried: set[ContributionHeader] = set()
 
     def __contains__(self, header: ContributionHeader) -> bool:
         """Whether the contribution is kept."""
@@ -82,6 +84,7 @@ class UploadKeeper:
     def drop(self, header: ContributionHeader) -> None:
         """Forget a contribution, and end its stream."""
         self._encoded.pop(header, None)
+        self._tried.discard(header)
         task = self._sending.pop(header, None)
         if task is not None:
             task.cancel()
@@ -114,8 +117,10 @@ class UploadKeeper:
         # Shielded: the end of a stream must not end the encoding that the next stream will wait for.
         frames = await asyncio.shield(encoded)
         if frames is not None:
+            unasked = header not in self._tried
+            self._tried.add(header)
             try:
-                await connection.upload(header, frames, spread_s)
+                await connection.upload(header, frames, spread_s, unasked=unasked)
             except TransportError:
                 await asyncio.sleep(_BROKEN_PAUSE_S)
                 self._sending.pop(header, None)

@@ -115,8 +115,16 @@ class ClientConnection:
             self._lose(str(problem))
             raise
 
-    async def upload(self, header: ContributionHeader, frames: Frames, spread_s: float) -> bool:
+    async def upload(
+        self, header: ContributionHeader, frames: Frames, spread_s: float, *, unasked: bool = False
+    ) -> bool:
         """Send a contribution, until the syncer has it whole; it may be cancelled at any time.
+
+        Args:
+            header: What it is.
+            frames: Its packed buffers.
+            spread_s: Over how long to spread the bytes.
+            unasked: Don't wait to be asked for them.
 
         Returns:
             False if the syncer refused it; a control message tells why.
@@ -128,7 +136,7 @@ class ClientConnection:
         with self._lifetime.bound():
             stream = self._dialer.call(Method.UPLOAD, self._credentials)
             try:
-                return await send_upload(stream, header, frames, spread_s, self._pacer, self._counters)
+                return await send_upload(stream, header, frames, spread_s, self._pacer, self._counters, unasked=unasked)
             finally:
                 stream.cancel()
 

@@ -112,7 +112,7 @@ class SyncerHandler(Protocol):
         ...
 
     async def upload_offered(self, session: Session, header: ContributionHeader) -> bool:
-        """Whether the bytes of a contribution may come; memory for them is taken right after."""
+        """Whether the bytes of a contribution are wanted; memory for them is taken right after."""
         ...
 
     def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int) -> None:
@@ -199,7 +199,9 @@ class Connection(Protocol):
         """
         ...
 
-    async def upload(self, header: ContributionHeader, frames: Frames, spread_s: float) -> bool:
+    async def upload(
+        self, header: ContributionHeader, frames: Frames, spread_s: float, *, unasked: bool = False
+    ) -> bool:
         """Send a contribution, until the syncer has it whole; it may be cancelled at any time.
 
         After a broken one, call it again with the same arguments, on this connection or another:
@@ -209,6 +211,8 @@ class Connection(Protocol):
             header: What it is.
             frames: Its packed buffers.
             spread_s: Over how long to spread the bytes; 0 for as fast as the uplink's rate allows.
+            unasked: Send them right behind the header, which saves a round trip. Not after a broken one, since
+                the syncer may have a part already; and in vain if it refuses.
 
         Returns:
             False if the syncer refused it; a control message tells why.

@@ -100,11 +100,11 @@ async def receive_upload(
     session.counters.uplink_bytes += len(first)
     header = decode_contribution(first)
     if not await handler.upload_offered(session, header):
-        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.REFUSED)))
+        await _refuse(stream, session.counters)
         return
     if header.codes_bytes + header.scales_bytes > limits.payload_bytes_max:
         handler.upload_failed(session, header, RefusalReason.WRONG_LENGTH, "more than this syncer takes")
-        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.REFUSED)))
+        await _refuse(stream, session.counters)
         return
     partial = partials.take(header)
     partial.wire_bytes += len(first)
@@ -112,10 +112,7 @@ async def receive_upload(
         await _fill(stream, session.counters, partial, limits, decode)
     except DecodeError as problem:
         handler.upload_failed(session, header, _refusal(problem), problem.detail)
-        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.REFUSED)))
-        # A call that ends while the far end still writes loses the answer.
-        while await _next_message(stream, session.counters) != END_MARK:
-            pass
+        await _refuse(stream, session.counters)
     except BaseException:
         partials.keep(header, partial)
         raise
@@ -124,25 +121,40 @@ async def receive_upload(
         await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.DONE)))
 
 
+async def _refuse(stream: ServerStream, counters: Counters) -> None:
+    await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.REFUSED)))
+    # A call that ends while the far end still writes loses the answer.
+    while await _next_message(stream, counters) != END_MARK:
+        pass
+
+
 async def _fill(
     stream: ServerStream, counters: Counters, partial: Partial, limits: ServerLimits, decode: Decode
 ) -> None:
-    """Ask for what is missing until nothing is."""
+    """Take what comes unasked, then ask for what is missing until nothing is."""
     assembler = partial.assembler
+    await _take(stream, counters, partial, limits, decode)
     while not assembler.complete:
         start, end = assembler.gap
         await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.SEND, start=start, end=end)))
-        while (message := await _next_message(stream, counters)) != END_MARK:
-            partial.wire_bytes += len(message)
-            try:
-                assembler.place(await decode(assembler, message))
-            except DecodeError as problem:
-                # Anything but a bad checksum would come out the same again.
-                if problem.reason != "bad_checksum":
-                    raise
-                _note_bad(partial, limits, problem.detail)
+        await _take(stream, counters, partial, limits, decode)
         if assembler.gap == (start, end):
             _note_bad(partial, limits, f"bytes {start} to {end} don't come")
+
+
+async def _take(
+    stream: ServerStream, counters: Counters, partial: Partial, limits: ServerLimits, decode: Decode
+) -> None:
+    """Place messages up to the mark of their end."""
+    while (message := await _next_message(stream, counters)) != END_MARK:
+        partial.wire_bytes += len(message)
+        try:
+            partial.assembler.place(await decode(partial.assembler, message))
+        except DecodeError as problem:
+            # Anything but a bad checksum would come out the same again.
+            if problem.reason != "bad_checksum":
+                raise
+            _note_bad(partial, limits, problem.detail)
 
 
 async def _next_message(stream: ServerStream, counters: Counters) -> bytes:
@@ -170,9 +182,16 @@ def _refusal(problem: DecodeError) -> RefusalReason:
 
 
 async def send_upload(
-    stream: ClientStream, header: ContributionHeader, frames: Frames, spread_s: float, pacer: Pacer, counters: Counters
+    stream: ClientStream,
+    header: ContributionHeader,
+    frames: Frames,
+    spread_s: float,
+    pacer: Pacer,
+    counters: Counters,
+    *,
+    unasked: bool,
 ) -> bool:
-    """Send a contribution over a call just opened.
+    """Send a contribution over a call just opened; see `Connection.upload`.
 
     Returns:
         False if it was refused.
@@ -185,6 +204,7 @@ async def send_upload(
     counters.uplink_bytes += len(first)
     pacer.spend(len(first))
     await stream.write(first)
+    await _send(stream, frames if unasked else (), spread_s, pacer, counters)
     for _ in range(_ASKED_MAX):
         answer = await _answer(stream)
         if answer.kind is not AnswerKind.SEND:

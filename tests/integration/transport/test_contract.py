@@ -165,6 +165,9 @@ def test_a_contribution_arrives_whole(run: Runner) -> None:
         assert same(payload, buffers)
         assert wire_bytes == connection.counters.uplink_bytes == session.counters.uplink_bytes
         assert sum(map(len, frames)) < wire_bytes < sum(map(len, frames)) + 100
+        assert await within(connection.upload(contribution(3_000_001, 46_876, step_hi=999), frames, 0.0, unasked=True))
+        assert same(handler.complete[1][1], buffers)
+        assert sum(map(len, frames)) < handler.complete[1][2] < sum(map(len, frames)) + 100
         await within(connection.close())
         await within(server.stop(1.0))
 
@@ -196,6 +199,10 @@ def test_a_refused_contribution_sends_no_payload(run: Runner) -> None:
         assert not await within(connection.upload(contribution(), pack(buffers.codes, buffers.scales), 0.0))
         assert len(handler.offered) == 1
         assert connection.counters.uplink_bytes < 100
+        # Bytes that come unasked are read and let go.
+        big = random_buffers(300_000, 106)
+        frames = pack(big.codes, big.scales, chunk_bytes=2**14)
+        assert not await within(connection.upload(contribution(300_000, 106), frames, 0.0, unasked=True))
         assert not handler.complete
         assert not handler.failed
         await within(connection.close())

@@ -68,6 +68,7 @@ class ScriptedConnection:
         self.breaks = breaks
         self.said: list[LearnerMessage] = []
         self.uploads: list[tuple[ContributionHeader, Frames]] = []
+        self.unasked: list[bool] = []
         self.incoming: asyncio.Queue[SyncerMessage | None] = asyncio.Queue()
         self.arriving: asyncio.Queue[tuple[UpdateHeader, list[Buffers]]] = asyncio.Queue()
         self.closed = False
@@ -88,8 +89,11 @@ class ScriptedConnection:
         while True:
             yield await self.arriving.get()
 
-    async def upload(self, header: ContributionHeader, frames: Frames, spread_s: float) -> bool:
+    async def upload(
+        self, header: ContributionHeader, frames: Frames, spread_s: float, *, unasked: bool = False
+    ) -> bool:
         self.uploads.append((header, frames))
+        self.unasked.append(unasked)
         if self.breaks:
             self.breaks -= 1
             raise TransportError("the stream broke")
@@ -380,6 +384,8 @@ def test_a_broken_upload_is_sent_again_with_the_same_bytes(make_config: MakeConf
         await uplink.hear(Acknowledged(fragment_id=F, step_lo=LocalStep(0), step_hi=LocalStep(2)))
         await asyncio.sleep(60)
         assert len(uplink.connection.uploads) == 2
+        # Of what was tried the syncer may have a part.
+        assert uplink.connection.unasked == [True, False]
 
     play(make_config, script, ScriptedConnection(breaks=1))
 
@@ -396,6 +402,7 @@ def test_after_a_lost_connection_the_same_bytes_go_over_the_next(make_config: Ma
         assert uplink.said(Hello)[0].incarnation == 1
         await uplink.hear(welcome(started=True))
         assert uplink.connection.uploads == [first]
+        assert uplink.connection.unasked == [False]
 
     play(make_config, script, ScriptedConnection(), ScriptedConnection())
 

@@ -72,6 +72,12 @@ def test_bulk_takes_the_time_of_its_bytes_and_control_does_not_wait_for_it() -> 
             # Header, go, bytes, done.
             assert now_s() - began_s == pytest.approx(4 * 0.1 + 1.0, abs=0.01)
             began_s = now_s()
+            again = contribution(1_000_000, 0, step_hi=999)
+            assert await connection.upload(again, frames, 0.0, unasked=True)
+            # Header and bytes, done.
+            assert now_s() - began_s == pytest.approx(2 * 0.1 + 1.0, abs=0.01)
+            assert same(handler.complete[-1][1], buffers)
+            began_s = now_s()
             async with asyncio.TaskGroup() as group:
                 group.create_task(handler.sessions[0].send_update(update((1_000_000, 0)), [frames]))
                 _, (got,) = await anext(connection.updates())

@@ -5,8 +5,9 @@ Headers of bulk transfers. Their payload is not protobuf: raw messages as wan_di
 on calls without serializers, so that no byte is copied into a protobuf field and out again.
 
   /wan_diloco.v1.BulkService/Upload    one call a contribution, both ways a stream of raw messages.
-      learner: ContributionHeader; then, each time it is told SEND, the messages of that range, and an
-               empty message as the mark of their end.
+      learner: ContributionHeader; then all messages, or none, and an empty message as the mark of their end;
+               then, each time it is told SEND, the messages of that range, and the mark. It sends all unasked
+               when the syncer can't have any of them yet: on a long link that saves a round trip.
       syncer:  UploadAnswer: REFUSED, or SEND until nothing is missing, then DONE. It reads up to the mark
                in any case: a call that ends while the far end still writes loses its last answer.
   /wan_diloco.v1.BulkService/Download  one call a session; the learner sends nothing.
