@@ -74,8 +74,6 @@ class Evaluator:
             CheckpointError: The snapshot is missing or damaged.
             StorageError: The result can't be written.
         """
-        # The learners are on their way out: what they leave idle shortens the wait for the result.
-        torch.set_num_threads(os.cpu_count() or 1)
         values = self._load(name)
         sample = generate(
             self._model, _PROMPT, _SAMPLE_BYTES, temperature=_SAMPLE_TEMPERATURE, seed=self._config.run.seed
