@@ -51,7 +51,8 @@ def test_show_prints_json_with_sources(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_warnings_go_to_stderr_and_change_no_output(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = in_this_process(capsys, "config", "show", DEMO, "--json", "--set", "outer.momentum_warmup_steps=9")
+    overrides = ["--set", "outer.momentum=0", "--set", "outer.momentum_warmup_steps=9"]
+    outcome = in_this_process(capsys, "config", "show", DEMO, "--json", *overrides)
     assert json.loads(outcome.stdout)["outer"]["momentum_warmup_steps"] == 9
     assert outcome.stderr == (
         "wan-diloco: warning: outer.momentum_warmup_steps has no effect while outer.momentum is 0\n"

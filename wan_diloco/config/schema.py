@@ -69,7 +69,7 @@ class RunSettings(_Settings):
     seed: int = Field(default=1, ge=0, lt=2**63)
     """Seeds the initial weights and the order of the data."""
 
-    tokens: Count = Field(ge=1)
+    tokens: Count = Field(ge=1, le=10**18)
     """Tokens to train on, all regions together; with the batch it fixes the number of global steps."""
 
     folder: str = Field(default="", validate_default=True)

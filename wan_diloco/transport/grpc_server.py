@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import secrets
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from wan_diloco.config.addresses import is_loopback
 from wan_diloco.errors import AuthError, ConfigError, DecodeError, PeerUnavailable, TransportError
 from wan_diloco.transport.grpc_common import REASON_KEY, guarded, plain_metadata, server_options
 from wan_diloco.transport.hub import SessionHub
@@ -70,7 +70,7 @@ class GrpcSyncerServer:
             ConfigError: The address can't be listened on, or must not without encryption.
         """
         host, _, port = self._listen.rpartition(":")
-        if not self._insecure and not _is_loopback(host):
+        if not self._insecure and not is_loopback(host):
             raise ConfigError(
                 f"{self._listen} is reachable from outside, and nothing would be encrypted",
                 where="syncer.listen",
@@ -159,12 +159,3 @@ def _serving(serve: Callable[[ServerStream], Awaitable[None]]) -> Callable[[obje
 def _end(context: _Context, code: grpc.StatusCode, problem: Exception) -> None:
     context.set_code(code)
     context.set_details(str(problem))
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -89,7 +89,7 @@ def test_one_region_is_reached_by_its_name(base: Path) -> None:
         ("data.source=text:/data/a=b", "data", "source", "text:/data/a=b"),
         ("run.folder=x\nname = 1", "run", "folder", "x\nname = 1"),
         ("outer.mean_patterns=['embed']", "outer", "mean_patterns", ("embed",)),
-        ("syncer.listen=0.0.0.0:7000", "syncer", "listen", "0.0.0.0:7000"),
+        ("syncer.listen=127.0.0.1:7000", "syncer", "listen", "127.0.0.1:7000"),
         (" sync.quorum = 1 ", "sync", "quorum", 1),
     ],
 )

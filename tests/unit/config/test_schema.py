@@ -129,7 +129,7 @@ def test_the_order_of_regions_is_agreed_on() -> None:
     [
         {"run": {"folder": "elsewhere"}},
         {"run": {"start_timeout": "5s"}},
-        {"syncer": {"listen": "0.0.0.0:7000"}},
+        {"syncer": {"listen": "0.0.0.0:7000", "insecure": True}},
         {"syncer": {"threads": 4}},
         {"evaluation": {"every_steps": 10}},
         {"inner": {"lr": 3e-3}},
