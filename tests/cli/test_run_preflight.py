@@ -107,7 +107,7 @@ def test_a_port_in_use_is_refused_and_a_free_one_is_not(host: str) -> None:
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match="can't listen"):
-        check_port(config_of(syncer={"listen": "192.0.2.1:0"}))
+        check_port(config_of(syncer={"listen": "192.0.2.1:0", "insecure": True}))
 
 
 def test_a_missing_corpus_and_a_small_one_are_refused(tmp_path: Path) -> None:

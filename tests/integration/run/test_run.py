@@ -210,7 +210,7 @@ def test_an_interrupted_run_owns_its_folder_says_how_to_go_on_and_does(tiny: Tin
     [
         ("inner.lr=fast", "inner.lr"),
         ("data.source=text:/nowhere/text.txt", "there is no file or folder"),
-        ("syncer.listen=192.0.2.1:7000", "can't listen"),
+        ("syncer.listen=192.0.2.1:7000", "is reachable from outside"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing_behind(tiny: Tiny, setting: str, sentence: str) -> None:
