@@ -1,7 +1,7 @@
 """What the product promises to learners that are far away, slow, or on a narrow link: real processes, real gRPC.
 
-Only counts and shares of rounds are asserted, no times: steps are stretched far beyond what they take, so that a busy
-machine changes little.
+Only counts and shares of rounds are asserted, no times. Steps are stretched far beyond what they take, and a run that a
+busy machine disturbed is played again, slower.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import psutil
@@ -28,10 +29,11 @@ from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.config import load_config
 from wan_diloco.models import run_layout
 
-pytestmark = pytest.mark.timeout(600)
+# Slow until seen on a quiet machine often enough to stand in the way of every commit.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 # A machine that is busy with other things takes minutes to start so many Python processes; an idle one takes seconds.
-_WITHIN_S = 540.0
+_WITHIN_S = 450.0
 BATCH_TOKENS = 32
 
 CONFIG = """
@@ -76,6 +78,10 @@ class Region:
     step_ms: int
     delay_s: float = 0.0
     uplink: str = "1gbit"
+
+    def slower(self, factor: int) -> Region:
+        """The same with all times that much longer."""
+        return replace(self, step_ms=self.step_ms * factor, delay_s=self.delay_s * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +181,11 @@ class Played:
         """Rounds after the first period, in which nothing is known about anybody yet."""
         return [record for record in self.rounds if record["global_step"] > self.shape.fragments]
 
+    @property
+    def quorum_s(self) -> float:
+        """How long a round waited for its first answer, on average."""
+        return mean(record["quorum_s"] for record in self.settled)
+
     def merges(self, learner: str, fragment_id: int, *, stale: bool = False) -> list[tuple[int, int]]:
         """(count of the version made, own step merged up to), of fresh ones, or of all."""
         return [
@@ -205,9 +216,27 @@ def is_fresh(record: dict[str, Any], learner: str) -> bool:
     )
 
 
-def played(folder: Path, shape: Shape, regions: Mapping[str, Region]) -> Played:
-    run_folder = folder / "run"
-    asyncio.run(play(write_config(folder, shape, regions), run_folder, regions))
+def played(folder: Path, shape: Shape, regions: Callable[[int], Mapping[str, Region]]) -> Played:
+    """A run that nothing but its links slowed down, as far as there is one.
+
+    Args:
+        folder: For everything.
+        shape: Of the run.
+        regions: All its learners, with all times longer by a factor. The one called near takes the next snapshot
+            within a step, and on an idle machine its answer follows at once.
+    """
+    for factor in (1, 2, 4):
+        place = folder / f"times {factor}"
+        place.mkdir()
+        chosen = regions(factor)
+        asyncio.run(play(write_config(place, shape, chosen), place / "run", chosen))
+        run = read(place / "run", shape)
+        if run.quorum_s <= 1.15 * chosen["near"].step_ms / 1000:
+            break
+    return run
+
+
+def read(run_folder: Path, shape: Shape) -> Played:
     records = [json.loads(line) for line in (run_folder / "tape.jsonl").read_text().splitlines()]
     reached: dict[str, int] = {}
     for record in records:
@@ -226,11 +255,17 @@ DISTANT = {
     "near": Region(step_ms=300),
     "slow": Region(step_ms=600),
 }
+
+
+def distant(factor: int) -> dict[str, Region]:
+    return {name: region.slower(factor) for name, region in DISTANT.items()}
+
+
 SMALL = Shape(fragments=6, dim=32, layers=2, steps=72)
 
 
 def test_the_far_and_the_slow_are_merged_fresh_and_nobody_is_left_out(tmp_path: Path) -> None:
-    run = played(tmp_path, SMALL, DISTANT)
+    run = played(tmp_path, SMALL, distant)
     freshness = {name: run.freshness(name) for name in DISTANT}
     assert min(freshness.values()) >= 0.8, freshness
     longest = {name: run.longest_without_a_merge(name) for name in DISTANT}
@@ -238,7 +273,7 @@ def test_the_far_and_the_slow_are_merged_fresh_and_nobody_is_left_out(tmp_path: 
 
 
 def test_without_grace_the_far_ones_would_be_left_behind(tmp_path: Path) -> None:
-    run = played(tmp_path, replace(SMALL, safety=0.0, steps=30), DISTANT)
+    run = played(tmp_path, replace(SMALL, safety=0.0, steps=30), distant)
     assert run.freshness("far") < 0.8
     assert run.freshness("farther") < 0.8
 
@@ -257,8 +292,12 @@ def needed_bits_per_s(folder: Path, shape: Shape, step_s: float) -> float:
 @pytest.mark.slow
 def test_a_link_of_a_quarter_of_what_is_needed_takes_part_in_every_nth_round_of_every_fragment(tmp_path: Path) -> None:
     shape = Shape(fragments=16, dim=96, layers=8, steps=192)
-    kbit = round(needed_bits_per_s(tmp_path, shape, 0.2) / 4 / 1000)
-    regions = {"narrow": Region(step_ms=200, uplink=f"{kbit}kbit"), "near": Region(step_ms=200)}
+    kbit = needed_bits_per_s(tmp_path, shape, 0.2) / 4 / 1000
+
+    def regions(factor: int) -> dict[str, Region]:
+        near = Region(step_ms=200).slower(factor)
+        return {"narrow": replace(near, uplink=f"{round(kbit / factor)}kbit"), "near": near}
+
     run = played(tmp_path, shape, regions)
 
     for fragment in range(shape.fragments):
