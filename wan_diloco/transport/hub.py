@@ -12,7 +12,7 @@ from wan_diloco.transport.interface import SyncerHandler
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.session import ServerSession
 from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, Metadata, ServerStream
-from wan_diloco.transport.uploading import Decode, Partials, receive_upload
+from wan_diloco.transport.uploading import Decode, Partials, discard_upload, receive_upload
 from wan_diloco.wire.convert import encode_status
 
 __all__ = ["SessionHub"]
@@ -92,6 +92,9 @@ class SessionHub:
         """
         session = self._session_of(stream.metadata)
         if session.uploads >= self._limits.uploads_max:
+            with session.lifetime.bound():
+                await stream.accept({})
+                await discard_upload(stream, session.counters)
             raise TransportError(f"this session has {self._limits.uploads_max} uploads under way already")
         session.uploads += 1
         try:

@@ -23,7 +23,7 @@ from wan_diloco.wire.convert import (
 )
 from wan_diloco.wire.frames import Assembler, Piece, spans
 
-__all__ = ["Decode", "Partial", "Partials", "receive_upload", "send_upload"]
+__all__ = ["Decode", "Partial", "Partials", "discard_upload", "receive_upload", "send_upload"]
 
 # Decodes a bulk message for an assembler, in place or on another thread.
 Decode = Callable[[Assembler, bytes], Awaitable[list[Piece]]]
@@ -121,11 +121,19 @@ async def receive_upload(
         await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.DONE)))
 
 
-async def _refuse(stream: ServerStream, counters: Counters) -> None:
-    await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.REFUSED)))
-    # A call that ends while the far end still writes loses the answer.
+async def discard_upload(stream: ServerStream, counters: Counters) -> None:
+    """Read what a sender has begun up to its mark: a call that ends while it still writes loses the last answer.
+
+    Raises:
+        TransportError: The call broke before.
+    """
     while await _next_message(stream, counters) != END_MARK:
         pass
+
+
+async def _refuse(stream: ServerStream, counters: Counters) -> None:
+    await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.REFUSED)))
+    await discard_upload(stream, counters)
 
 
 async def _fill(
