@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Self
 
 __all__ = ["DelayingProxy", "StallingProxy"]
 
 
-class _Proxy:
+class _Proxy(ABC):
     """Forwards connections to an address. An asynchronous context; leaving it closes every connection.
 
     Args:
@@ -58,8 +59,9 @@ class _Proxy:
         finally:
             writer.close()
 
+    @abstractmethod
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        raise NotImplementedError
+        """Pass on what comes, until the end."""
 
     async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(data)

@@ -289,7 +289,6 @@ def needed_bits_per_s(folder: Path, shape: Shape, step_s: float) -> float:
     return 8 * sum(size.codes_bytes + size.scales_bytes for size in sizes) / (shape.fragments * step_s)
 
 
-@pytest.mark.slow
 def test_a_link_of_a_quarter_of_what_is_needed_takes_part_in_every_nth_round_of_every_fragment(tmp_path: Path) -> None:
     shape = Shape(fragments=16, dim=96, layers=8, steps=192)
     kbit = needed_bits_per_s(tmp_path, shape, 0.2) / 4 / 1000
