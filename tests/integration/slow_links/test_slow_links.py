@@ -29,7 +29,8 @@ from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.config import load_config
 from wan_diloco.models import run_layout
 
-# Slow until seen on a quiet machine often enough to stand in the way of every commit.
+# About a minute each: steps are stretched far beyond what they take. tests/simulation/test_figures.py asserts the same
+# of the same machines at every commit, in virtual time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 # A machine that is busy with other things takes minutes to start so many Python processes; an idle one takes seconds.
