@@ -216,7 +216,7 @@ def test_a_resync_replaces_a_value_at_an_unchanged_version() -> None:
 
 
 def test_a_round_short_of_quorum_for_minutes_stops_nobody_and_closes_when_somebody_returns() -> None:
-    world, witness = begin(WorldSettings(links=(FAST, FAST, FAST), quorum=3, total_steps=20, lease_s=5.0))
+    world, witness = begin(WorldSettings(links=(FAST, FAST, FAST), quorum=3, total_steps=400, lease_s=5.0))
     world.run(until_s=6.0)
     world.kill(world.nodes[M2])
     already = len(witness.closed())
@@ -343,3 +343,44 @@ def test_a_restart_opens_anew_what_was_due_and_not_closed() -> None:
     assert world.syncer.state.term == 2
     rounds = [closed.fragment_id for closed in witness.closed()]
     assert {fragment: rounds.count(FragmentId(fragment)) for fragment in range(8)} == dict.fromkeys(range(8), 10)
+
+
+def test_no_syncer_no_step_beyond_the_last_and_the_end_all_the_same() -> None:
+    """The syncer is away for many times what was left of the run."""
+    world, _ = begin(WorldSettings(links=(FAST, FAST, LinkProfile(step_s=2.0)), total_steps=40))
+    world.run(until_s=32.0)
+    world.restart_syncer(100.0)
+    world.run(until_s=130.0)
+    assert [world.nodes[name].local_step for name in (M0, M1)] == [40, 40]
+    assert world.nodes[M2].local_step <= 41, "by its own estimate of the global step"
+    ends_well(world)
+    assert max(node.local_step for node in world.nodes.values()) <= 48, "a step for a round that lacked work"
+    assert min(world.syncer.state.merges) > 0
+
+
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+@pytest.mark.parametrize("merge_s", [3.0, 30.0])
+def test_rounds_that_lag_behind_do_not_lengthen_the_training(quorum: int, merge_s: float) -> None:
+    """A disk so slow that merges take longer than a period: the run ends late, and not a step later."""
+    links = (FAST, LinkProfile(step_s=1.5), LinkProfile(step_s=1.5, upload_s=4.0))
+    world, witness = begin(WorldSettings(links=links, quorum=quorum, total_steps=40, merge_s=merge_s))
+    ends_well(world)
+    state = world.syncer.state
+    assert state.global_step == 40
+    for node in world.nodes.values():
+        assert node.local_step <= 40 * max(1.0, 1.5 if quorum > 1 else 1.0) + len(witness.closed())
+    assert min(state.merges) > 0
+
+
+def test_a_held_learner_is_let_go_when_the_step_turns_out_to_be_behind() -> None:
+    """Three make the quorum, and one is gone: the others count on from the last step that was agreed on."""
+    world, _ = begin(WorldSettings(links=(FAST, FAST, FAST), quorum=3, total_steps=40, lease_s=5.0))
+    world.run(until_s=20.0)
+    world.kill(world.nodes[M2])
+    world.run(until_s=200.0)
+    assert status_of(world.syncer, world.now_s).global_step < 30
+    lease_steps = 5
+    assert all(world.nodes[name].local_step <= 41 + lease_steps for name in (M0, M1)), "not past the end of the run"
+    world.revive(world.nodes[M2])
+    ends_well(world)
+    assert world.syncer.state.global_step == 40

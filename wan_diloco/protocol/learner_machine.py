@@ -107,6 +107,7 @@ class LearnerMachine:
         self._joined = identity.incarnation > 0
         self._target: tuple[Version, ...] = ()
         self._allowed: LocalStep | None = local_step
+        self._held = False
         self._exiting = False
 
     @property
@@ -298,7 +299,8 @@ class LearnerMachine:
     def _allow(self) -> None:
         """Tell the training loop how far it may go, when that changes.
 
-        Until this uplink has heard the syncer, what an earlier one allowed stands: training goes on.
+        Until this uplink has heard the syncer, what an earlier one allowed stands: training goes on, up to the
+        run's last step. There it holds: what it would learn beyond has no place in the schedule, and no round.
         """
         if not self._heard:
             return
@@ -306,6 +308,16 @@ class LearnerMachine:
         if allowed != self._allowed:
             self._allowed = allowed
             self.context.effects.append(AllowSteps(until_step=allowed))
+        held = self._started and self._joined and self._step >= self._total_steps
+        if held != self._held:
+            self._held = held
+            text = f"holds: the run's {self._total_steps} steps are done, waits for the last rounds" if held else ""
+            self.context.effects.append(ShowReason(topic="end", text=text))
+
+    @property
+    def _step(self) -> int:
+        """The global step, as well as it is known here."""
+        return self.context.counters.local_step - self.context.anchor
 
     def _allowed_step(self) -> LocalStep | None:
         local_step = self.context.counters.local_step
@@ -317,9 +329,9 @@ class LearnerMachine:
         if not (self._started and self._joined):
             return local_step
         if self.context.settings.overlap_steps > 0:
-            return None
+            return LocalStep(max(self.context.anchor + self._total_steps, self.context.work_until))
         # Lockstep: hold until every round that is due by now has come back.
-        schedule, step = self.context.settings.schedule, local_step - self.context.anchor
+        schedule, step = self.context.settings.schedule, self._step
         held = [
             slot
             for index, slot in enumerate(self.context.slots)

@@ -135,6 +135,7 @@ class LearnerContext:
     Attributes:
         incarnation: The life that the syncer gave; 0 before the first Welcome.
         anchor: local_step - global_step, as well as it is known.
+        work_until: The local step up to which a fragment that was asked for, and had nothing to give, needs work.
         effects: Of the event that is being handled, in order.
     """
 
@@ -145,6 +146,7 @@ class LearnerContext:
     incarnation: Incarnation
     link: Link = field(default_factory=Link)
     anchor: int = 0
+    work_until: int = 0
     effects: list[LearnerEffect] = field(default_factory=list)
 
     def send(self, message: LearnerMessage) -> None:

@@ -107,6 +107,8 @@ class UploadDesk:
             return
         counters, state = self.context.counters, slot.state
         if counters.local_step == state.step_lo:
+            # At the end of the run this learner may hold, and the round can't close without work.
+            self.context.work_until = counters.local_step + 1
             self._decline(pull, DeclineReason.ZERO_STEPS)
             return
         sizes = self.context.settings.sizes[snapshot.fragment_id]

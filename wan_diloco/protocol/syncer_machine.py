@@ -181,9 +181,9 @@ class SyncerMachine:
         before = membership.global_step
         # In lockstep learners count rounds by their steps, so each must be held: the step doesn't pass one.
         lockstep = self.context.settings.policy.overlap_steps == 0
-        if membership.advance(self.conductor.next_stop() if lockstep else None):
-            until = min(membership.global_step, self.context.settings.total_steps)
-            self.conductor.fall_due(before, until, now_s)
+        last = self.context.settings.total_steps
+        if membership.advance(min(last, self.conductor.next_stop()) if lockstep else last):
+            self.conductor.fall_due(before, membership.global_step, now_s)
         elif len(membership.live()) < membership.quorum:
             text = f"{len(membership.live())} of {membership.quorum} learners are live"
             self.context.show("quorum", text)
@@ -201,8 +201,13 @@ class SyncerMachine:
         """At the last step, when every round is done, the run ends."""
         context, membership = self.context, self.context.membership
         reached = membership.global_step >= context.settings.total_steps
-        if not (self.state.started and reached and self.conductor.is_idle):
+        if not (self.state.started and reached):
             return
+        if not self.conductor.is_idle:
+            text = f"all {context.settings.total_steps} steps are done: learners hold while the last rounds finish"
+            context.show("end", text)
+            return
+        context.show("end", "")
         self._finished = True
         step = GlobalStep(membership.global_step)
         if not self.state.ended:

@@ -277,7 +277,7 @@ def test_it_says_hello_and_tells_the_trainer_its_life_and_its_leave(make_config:
 
     uplink = play(make_config, script)
     assert uplink.of(Admitted) == [Admitted(incarnation=Incarnation(3))]
-    assert uplink.of(AllowSteps)[-1] == AllowSteps(until_step=None)
+    assert uplink.of(AllowSteps)[-1] == AllowSteps(until_step=LocalStep(40))
     assert uplink.of(SetPace)[-1].total_steps == 40
 
 
@@ -520,6 +520,6 @@ def test_an_uplink_that_was_started_again_keeps_nobody_waiting(make_config: Make
         assert uplink.of(AllowSteps) == []
         assert uplink.said(Hello)[0].incarnation == 4
         await uplink.hear(welcome(4, started=True))
-        assert uplink.of(AllowSteps)[-1] == AllowSteps(until_step=None)
+        assert uplink.of(AllowSteps)[-1] == AllowSteps(until_step=LocalStep(49))
 
     play(make_config, script, incarnation=4)

@@ -227,7 +227,7 @@ def test_it_knocks_says_hello_and_reports() -> None:
     assert of(Report, said(effects))
     assert SetPace(anchor=0, total_steps=GlobalStep(100), next_unit=5) in effects
     assert not of(AllowSteps, effects), "no step before the start"
-    assert uplink.hears(Start(global_step=GlobalStep(0), anchor=0)) == [AllowSteps(until_step=None)]
+    assert uplink.hears(Start(global_step=GlobalStep(0), anchor=0)) == [AllowSteps(until_step=LocalStep(100))]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_joiner_takes_no_step_before_it_has_what_was_there_at_its_welcome() ->
     uplink.tell(UpdateArrived(header=update(3)))
     uplink.tell(applied(3))
     effects = uplink.boundary(installed=(installed(3, 0),), steps=0)
-    assert AllowSteps(until_step=None) in effects
+    assert AllowSteps(until_step=LocalStep(88)) in effects, "up to the last step of the run"
 
 
 def test_the_pace_follows_the_step_last_heard(uplink: Uplink) -> None:
@@ -308,6 +308,45 @@ def test_the_pace_follows_the_step_last_heard(uplink: Uplink) -> None:
     effects = uplink.hears(Pace(global_step=GlobalStep(5), anchor=1))
     assert of(SetPace, effects) == [SetPace(anchor=2, total_steps=GlobalStep(100), next_unit=None)]
     assert not uplink.hears(Pace(global_step=GlobalStep(5), anchor=1))
+
+
+HOLDS = ShowReason(topic="end", text="holds: the run's 100 steps are done, waits for the last rounds")
+
+
+def test_at_the_last_step_it_holds_and_says_so_until_its_estimate_is_corrected(uplink: Uplink) -> None:
+    assert HOLDS not in uplink.boundary(steps=99)
+    effects = uplink.boundary(steps=1)
+    assert HOLDS in effects
+    assert not of(AllowSteps, effects), "no step beyond was ever allowed"
+    effects = uplink.hears(Pace(global_step=GlobalStep(90), anchor=0))
+    assert AllowSteps(until_step=LocalStep(110)) in effects
+    assert ShowReason(topic="end", text="") in effects
+    assert HOLDS in uplink.hears(Pace(global_step=GlobalStep(100), anchor=0))
+
+
+def test_a_held_learner_goes_on_reporting_and_answering(uplink: Uplink) -> None:
+    uplink.boundary(steps=100)
+    assert of(Report, said(uplink.tell(TimerFired(), after_s=3.0)))
+    assert RequestSnapshot(fragment_id=F0) in uplink.hears(pull(F0))
+    effects = uplink.boundary(F0, steps=0)
+    assert of(StartUpload, effects)
+    assert not of(AllowSteps, effects), "it has work to give"
+
+
+def test_a_held_learner_that_has_nothing_to_give_takes_one_step_for_it(uplink: Uplink) -> None:
+    uplink.boundary(steps=100)
+    uplink.tell(UpdateArrived(header=update(1)))
+    uplink.tell(applied(1))
+    uplink.boundary(installed=(installed(1, 100),), steps=0)
+    uplink.hears(pull(count=1))
+    effects = uplink.boundary(F0, steps=0)
+    assert of(Declined, said(effects))
+    assert AllowSteps(until_step=LocalStep(101)) in effects
+    uplink.boundary(steps=1)
+    uplink.hears(pull(count=1, attempt=2))
+    effects = uplink.boundary(F0, steps=0)
+    assert of(StartUpload, effects)
+    assert not of(AllowSteps, effects), "one, and not another"
 
 
 def test_in_lockstep_it_holds_until_what_is_due_is_there() -> None:

@@ -119,11 +119,11 @@ def desk() -> Desk:
     return desk
 
 
-def pulled(desk: Desk, step: int = 2) -> Pull:
+def pulled(desk: Desk, step: int = 2, tokens: dict[SessionId, int] | None = None) -> Pull:
     """Let both come so far that fragment 1 is due (at 2, 6, ...)."""
     pull: object = None
     for session in (E, W):
-        effects = desk.says(session, report(step))
+        effects = desk.says(session, report(step, tokens=(tokens or {}).get(session)))
         pull = next((message for message in messages(effects, E) if isinstance(message, Pull)), pull)
     assert isinstance(pull, Pull)
     return pull
@@ -437,7 +437,7 @@ def test_totals_are_exact_beyond_32_bits_and_do_not_fall_across_a_restart() -> N
     desk = Desk(settings)
     desk.joins(E, EAST)
     desk.joins(W, WEST)
-    pull = pulled(desk)
+    pull = pulled(desk, tokens={E: 2 * each, W: 10_251_184_259 - 2 * each})
     rejected = replace(answer(pull), tokens_hi=10**12)
     header = replace(answer(pull), tokens_hi=2 * each)
     west = replace(answer(pull, WEST), tokens_hi=10_251_184_259 - 2 * each)
@@ -493,6 +493,23 @@ def test_the_run_ends_when_the_last_round_is_done_and_everybody_hears_of_it() ->
     again = Desk(syncer_settings(total_steps=2), desk.machine.state)
     assert only(EndRun, again.effects), "a restart of an ended run ends at once"
     assert not [record for record in records(again.effects) if isinstance(record, RunEnded)]
+
+
+def test_the_step_ends_at_the_last_and_what_the_last_rounds_wait_for_is_shown() -> None:
+    desk = Desk(syncer_settings(total_steps=2))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    effects = desk.says(E, report(5))
+    shown = ShowReason(topic="end", text="all 2 steps are done: learners hold while the last rounds finish")
+    assert shown in effects
+    assert status_of(desk.machine, desk.now_s).global_step == 2
+    assert only(Pace, messages(effects, E)).global_step == 2
+    pull = only(Pull, messages(effects, E))
+    desk.stores(E, answer(pull, step_hi=5))
+    desk.says(
+        W, Declined(round_id=pull.round_id, attempt=1, fragment_id=pull.fragment_id, reason=DeclineReason.ZERO_STEPS)
+    )
+    assert ShowReason(topic="end", text="") in desk.merges(pull.round_id)
 
 
 def test_an_epoch_is_kept_across_a_start() -> None:
