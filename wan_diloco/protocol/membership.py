@@ -61,12 +61,14 @@ class Membership:
         quorum: K.
         lease_s: How long a silent member counts as live.
         global_step: t; never goes back.
+        leap_steps: The most that the global step follows one member at once.
         changes: How often the membership changed.
     """
 
     quorum: int
     lease_s: float
     global_step: int
+    leap_steps: int
     changes: int = 0
     members: dict[LearnerId, Member] = field(default_factory=dict)
     sessions: dict[SessionId, LearnerId] = field(default_factory=dict)
@@ -119,13 +121,29 @@ class Membership:
             self.sessions.pop(earlier, None)
         member.session, member.reported, member.heard_s = session, False, now_s
         member.remembered = False
-        member.local_step = max(member.local_step, local_step)
-        member.tokens = max(member.tokens, tokens)
         self.sessions[session] = learner_id
         if not member.live:
-            member.live = True
+            member.live, member.local_step, member.tokens = True, local_step, tokens
             self._reanchor()
+        else:
+            # Also downwards: a life knows best where it stands, and one wrong number must not stay for good.
+            self.progressed(member, local_step, tokens)
         return earlier
+
+    def progressed(self, member: Member, local_step: LocalStep, tokens: int) -> bool:
+        """A member says how far it is; the global step doesn't follow a leap.
+
+        Who has trained for long without a word is where it is by steps that nobody merged: it goes on from the
+        global step of now, like one whose lease was over.
+
+        Returns:
+            Whether it was a leap.
+        """
+        leap = local_step - member.local_step > self.leap_steps
+        member.local_step, member.tokens = local_step, tokens
+        if leap:
+            self._reanchor()
+        return leap
 
     def disconnected(self, session: SessionId) -> Member | None:
         """A connection ended; its member stays live until the lease is over."""

@@ -56,7 +56,7 @@ class DeclineReason(StrEnum):
 
 
 class RefusalReason(StrEnum):
-    """Why a syncer refuses a learner or a contribution; each is a label of `rejected_total`."""
+    """Why a syncer refuses a learner, a contribution or a call; each is a label of `rejected_total`."""
 
     # A learner, at Hello.
     UNKNOWN_LEARNER = "unknown_learner"
@@ -79,6 +79,11 @@ class RefusalReason(StrEnum):
     BAD_CHECKSUM = "bad_checksum"
     GARBAGE = "garbage"
     DIGEST = "digest"
+    # More than its sender can have done, or than it said before.
+    IMPLAUSIBLE = "implausible"
+    # A call.
+    OTHER_LEARNER = "other_learner"
+    NO_HELLO = "no_hello"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

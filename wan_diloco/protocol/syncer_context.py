@@ -14,6 +14,7 @@ from wan_diloco.protocol.events import CloseSession, Record, SendToLearner, Sess
 from wan_diloco.protocol.intake import IntakeRules
 from wan_diloco.protocol.membership import Member, Membership
 from wan_diloco.protocol.messages import SyncerMessage
+from wan_diloco.protocol.plausibility import claim_steps_max, leap_steps_max
 from wan_diloco.protocol.quorum import Estimates, GracePolicy, ResponseTimes
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.protocol.syncer_state import SyncerState
@@ -49,6 +50,16 @@ class SyncerSettings:
         """How many rounds may be in progress: what falls due while one is held open to its bound."""
         return self.schedule.fragments_a_step_max * max(1, math.ceil(self.policy.bound_steps))
 
+    @property
+    def claim_steps_max(self) -> int:
+        """How far beyond its last word a learner may claim to be."""
+        return claim_steps_max(self.total_steps)
+
+    @property
+    def leap_steps_max(self) -> int:
+        """Up to which advance at once the global step follows a learner."""
+        return leap_steps_max(self.total_steps, self.schedule.period_steps)
+
 
 @dataclass(slots=True)
 class SyncerContext:
@@ -72,7 +83,9 @@ class SyncerContext:
     def __post_init__(self) -> None:
         """Nobody is there yet."""
         settings = self.settings
-        self.membership = Membership(settings.policy.quorum, settings.lease_s, self.state.global_step)
+        self.membership = Membership(
+            settings.policy.quorum, settings.lease_s, self.state.global_step, settings.leap_steps_max
+        )
         self.downlink = Downlink(len(settings.intake.fragments), settings.intake.codec, settings.lossless)
 
     def send(self, session: SessionId, message: SyncerMessage) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from wan_diloco.protocol.events import AcceptUpload, RefuseUpload, SessionId, UploadFailed, UploadStored
 from wan_diloco.protocol.intake import Refusal, examine_contribution
 from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, ContributionRefused, RefusalReason
+from wan_diloco.protocol.plausibility import examine_claim
 from wan_diloco.protocol.syncer_context import SyncerContext
 from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.syncer_state import Journalled
@@ -34,6 +35,9 @@ class ContributionDesk:
         member = self.context.membership.of(session)
         if member is None or (member.learner_id, member.incarnation) != (header.key.learner_id, header.key.incarnation):
             self.context.effects.append(RefuseUpload(session=session, header=header))
+            if member is not None:  # otherwise its session was replaced meanwhile
+                own = member.learner_id == header.key.learner_id
+                self.context.state.rejected_once(RefusalReason.FENCED if own else RefusalReason.OTHER_LEARNER)
             self.context.close(session, "a contribution in another's name")
             return
         if self.context.membership.heard(member, now_s):
@@ -42,7 +46,7 @@ class ContributionDesk:
             self.context.effects.append(RefuseUpload(session=session, header=header))
             self._repeated(session, header)
             return
-        refusal = examine_contribution(self.context.settings.intake, self.context.state, header)
+        refusal = self._examine(header)
         if refusal is not None:
             self.context.effects.append(RefuseUpload(session=session, header=header))
             self._refuse(header, refusal)
@@ -55,7 +59,7 @@ class ContributionDesk:
         if self.context.state.ledger.is_repeated(header):
             self._repeated(event.session, header)
             return
-        refusal = examine_contribution(self.context.settings.intake, self.context.state, header)
+        refusal = self._examine(header)
         if refusal is not None:
             self._refuse(header, refusal)
             return
@@ -68,12 +72,28 @@ class ContributionDesk:
         resync = event.reason is RefusalReason.NON_FINITE
         self._refuse(event.header, Refusal(event.reason, event.detail, resync=resync))
 
+    def _examine(self, header: ContributionHeader) -> Refusal | None:
+        """Why a contribution may not be journalled."""
+        settings, state = self.context.settings, self.context.state
+        refusal = examine_contribution(settings.intake, state, header)
+        if refusal is not None:
+            return refusal
+        learner_id = header.key.learner_id
+        return examine_claim(
+            header,
+            said_step=self.context.membership.members[learner_id].local_step,
+            position=state.ledger.lives[learner_id, header.key.incarnation].position,
+            units=state.units.get(learner_id, 0),
+            claim_max=settings.claim_steps_max,
+            batch_tokens=settings.intake.batch_tokens[learner_id],
+        )
+
     def _repeated(self, session: SessionId, header: ContributionHeader) -> None:
         """It is in the journal or merged already: say so again. A newer attempt may count on it."""
         standing = self.context.state.pool[header.key.fragment_id].get(header.key)
         if standing is not None and standing.header.step_hi == header.step_hi:
             newer = (header.round_id, header.attempt) > (standing.header.round_id, standing.header.attempt)
-            if newer and examine_contribution(self.context.settings.intake, self.context.state, header) is None:
+            if newer and self._examine(header) is None:
                 self._journalled(Journalled(header=header, ref=standing.ref, payload_bytes=standing.payload_bytes))
         self._acknowledge(session, header)
 

@@ -16,6 +16,7 @@ from wan_diloco.protocol.messages import (
     Goodbye,
     Hello,
     LearnerMessage,
+    RefusalReason,
     Refused,
     Report,
     ResyncRequest,
@@ -23,6 +24,7 @@ from wan_diloco.protocol.messages import (
     UpdateReceived,
     Welcome,
 )
+from wan_diloco.protocol.plausibility import examine_report
 from wan_diloco.protocol.syncer_context import SyncerContext
 from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.tape import LearnerAdmitted
@@ -80,6 +82,7 @@ class SessionDesk:
     def _hello(self, session: SessionId, hello: Hello, now_s: float) -> None:
         state = self.context.state
         if self.context.membership.of(session) is not None:
+            state.rejected_once(RefusalReason.GARBAGE)
             self.context.close(session, "a second Hello")
             return
         refused = examine(self.context.settings.terms, hello, state.incarnations.get(hello.learner_id, Incarnation(0)))
@@ -129,7 +132,12 @@ class SessionDesk:
         if report.local_step < member.local_step:
             return  # from before a reconnect; what came since is newer
         learner_id, incarnation = member.learner_id, member.incarnation
-        member.local_step, member.tokens = report.local_step, report.tokens
+        if not self._is_plausible(member, report):
+            return
+        said_step = member.local_step
+        leap = self.context.membership.progressed(member, report.local_step, report.tokens)
+        text = f"{learner_id} went from step {said_step} to {report.local_step} at once: it counts from here"
+        self.context.show(f"leap:{learner_id}", text if leap else "")
         member.step_time_s, member.loss, member.learning_rate = report.step_time_s, report.loss, report.learning_rate
         member.reported = True
         ledger = self.context.state.ledger
@@ -140,3 +148,22 @@ class SessionDesk:
         ledger.observe(learner_id, incarnation, Amount(report.local_step, report.tokens))
         self.context.downlink.reported(learner_id, report)
         self.context.send_updates(member)
+
+    def _is_plausible(self, member: Member, report: Report) -> bool:
+        """Refuse a report that can't be true: nothing of it is believed, and its session ends."""
+        life = self.context.state.ledger.lives.get((member.learner_id, member.incarnation))
+        assert life is not None or self.context.state.ended, "who is a member was admitted"
+        settings = self.context.settings
+        refusal = examine_report(
+            report,
+            said_step=member.local_step,
+            position=Amount(report.local_step, report.tokens) if life is None else life.position,
+            claim_max=settings.claim_steps_max,
+            batch_tokens=settings.intake.batch_tokens[member.learner_id],
+        )
+        if refusal is None:
+            return True
+        self.context.state.rejected_once(refusal.reason)
+        assert member.session is not None
+        self.context.close(member.session, f"a report that can't be true: {refusal.detail}")
+        return False

@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import partial
 
 from wan_diloco.errors import EXIT_AUTH, EXIT_OK
+from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.simulation.checkers import Violation
 from wan_diloco.simulation.learner_node import LearnerNode
 from wan_diloco.simulation.machines import MachineWorld
@@ -21,6 +22,8 @@ __all__ = ["Fault", "FaultKind", "Trial", "play", "random_trial"]
 
 # The slowest trial drawn below needs about 40 steps of 2 s, and now and then an attempt's longest window.
 _PATIENCE_S = 3000.0
+# Refusals that only a wrong number earns.
+_DOUBTS = (RefusalReason.IMPLAUSIBLE, RefusalReason.TOO_MANY_TOKENS)
 
 
 class FaultKind(StrEnum):
@@ -107,6 +110,9 @@ def play(trial: Trial) -> MachineWorld:
     world.run(until_s=trial.settings.calm_s + _PATIENCE_S)
     if not world.ended:
         raise Violation(f"the run did not end: {dict(world.syncer.context.waiting)}")
+    doubted = {reason.value: count for reason, count in world.syncer.state.rejected.items() if reason in _DOUBTS}
+    if doubted:
+        raise Violation(f"an honest learner was not believed: {doubted}")
     for node in world.everybody:
         if node.alive and node.exit_code not in _expected_codes(world, node):
             raise Violation(f"{node.learner_id} ended with {node.exit_code}")

@@ -102,7 +102,7 @@ DEEDS = st.lists(
 def test_the_global_step_never_goes_back_and_no_change_of_members_moves_it(
     deeds: list[tuple[str, int, int]], quorum: int
 ) -> None:
-    members = Membership(quorum, lease_s=10.0, global_step=0)
+    members = Membership(quorum, lease_s=10.0, global_step=0, leap_steps=4)
     now_s, session = 0.0, 0
     for deed, index, amount in deeds:
         name, before = NAMES[index], members.global_step
@@ -115,7 +115,9 @@ def test_the_global_step_never_goes_back_and_no_change_of_members_moves_it(
             assert members.of(SessionId(session)) is members.members[name]
         elif deed == "step":
             members.heard(member, now_s)
-            member.local_step = LocalStep(member.local_step + amount)
+            if members.progressed(member, LocalStep(member.local_step + amount), 0):
+                assert amount > 4
+                assert not members.advance(), "a leap moves nothing"
         elif deed == "leave":
             members.leave(member)
         elif deed == "cut" and member.session is not None:
@@ -133,7 +135,7 @@ def test_the_global_step_never_goes_back_and_no_change_of_members_moves_it(
 
 
 def test_a_limit_holds_the_step() -> None:
-    members = Membership(1, lease_s=10.0, global_step=0)
+    members = Membership(1, lease_s=10.0, global_step=0, leap_steps=100)
     members.welcome(NAMES[0], Incarnation(1), SessionId(1), LocalStep(0), 0, 0.0)
     members.members[NAMES[0]].local_step = LocalStep(9)
     assert members.advance(4)
@@ -144,7 +146,7 @@ def test_a_limit_holds_the_step() -> None:
 
 
 def test_a_lease_is_never_shorter_than_a_few_steps() -> None:
-    members = Membership(1, lease_s=10.0, global_step=0)
+    members = Membership(1, lease_s=10.0, global_step=0, leap_steps=100)
     members.welcome(NAMES[0], Incarnation(1), SessionId(1), LocalStep(0), 0, 100.0)
     member = members.members[NAMES[0]]
     assert members.expires_s(member) == 110.0
@@ -157,7 +159,7 @@ def test_a_lease_is_never_shorter_than_a_few_steps() -> None:
 
 
 def test_the_step_time_is_that_of_the_slowest_of_the_quorum() -> None:
-    members = Membership(2, lease_s=10.0, global_step=0)
+    members = Membership(2, lease_s=10.0, global_step=0, leap_steps=100)
     assert members.step_s() is None
     for index, step_time_s in enumerate([4.0, 1.0, 2.0]):
         members.welcome(NAMES[index], Incarnation(1), SessionId(index), LocalStep(0), 0, 0.0)
@@ -166,7 +168,7 @@ def test_the_step_time_is_that_of_the_slowest_of_the_quorum() -> None:
 
 
 def test_a_new_session_replaces_the_old_one() -> None:
-    members = Membership(1, lease_s=10.0, global_step=0)
+    members = Membership(1, lease_s=10.0, global_step=0, leap_steps=100)
     assert members.welcome(NAMES[0], Incarnation(1), SessionId(1), LocalStep(0), 0, 0.0) is None
     assert members.welcome(NAMES[0], Incarnation(1), SessionId(2), LocalStep(0), 0, 0.0) == SessionId(1)
     assert members.of(SessionId(1)) is None

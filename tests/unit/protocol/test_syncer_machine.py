@@ -6,17 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.protocol import EAST, WEST, contribution, fresh_state, hello, report, syncer_settings, version
+from tests.support.desk import Desk, E, W, answer, messages, only, pulled, records
+from tests.support.protocol import EAST, WEST, fresh_state, hello, report, syncer_settings, version
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import (
-    AcceptUpload,
     CloseSession,
     EndRun,
-    LearnerConnected,
     LearnerDisconnected,
-    LearnerSaid,
     MergeFailed,
-    MergeFinished,
     Record,
     RefuseUpload,
     SendToLearner,
@@ -24,8 +21,6 @@ from wan_diloco.protocol.events import (
     SessionId,
     ShowReason,
     StartMerge,
-    SyncerEffect,
-    SyncerEvent,
     TimerFired,
     UploadFailed,
     UploadOffered,
@@ -33,12 +28,10 @@ from wan_diloco.protocol.events import (
 )
 from wan_diloco.protocol.messages import (
     Acknowledged,
-    ContributionHeader,
     ContributionRefused,
     Declined,
     DeclineReason,
     Goodbye,
-    LearnerMessage,
     Pace,
     Pull,
     RefusalReason,
@@ -50,64 +43,9 @@ from wan_diloco.protocol.messages import (
     Welcome,
 )
 from wan_diloco.protocol.status import participation, status_of
-from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
-from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.tape import ContributionDiscarded, RoundClosed, RunEnded, RunStarted
 from wan_diloco.units import Epoch, FragmentId, LearnerId, LocalStep, RoundId
-
-E, W = SessionId(1), SessionId(2)
-
-
-class Desk:
-    """A machine, its time, and short words for what happens to it."""
-
-    def __init__(self, settings: SyncerSettings | None = None, state: SyncerState | None = None) -> None:
-        self.machine = SyncerMachine(settings or syncer_settings(), state or fresh_state())
-        self.now_s = 0.0
-        self.effects: list[SyncerEffect] = self.machine.start(0.0)
-
-    def tell(self, event: SyncerEvent, after_s: float = 0.0) -> list[SyncerEffect]:
-        self.now_s += after_s
-        effects = self.machine.handle(event, self.now_s)
-        self.effects += effects
-        return effects
-
-    def says(self, session: SessionId, message: LearnerMessage, after_s: float = 0.0) -> list[SyncerEffect]:
-        return self.tell(LearnerSaid(session=session, message=message), after_s)
-
-    def joins(self, session: SessionId, learner_id: LearnerId, incarnation: int = 0) -> list[SyncerEffect]:
-        self.tell(LearnerConnected(session=session))
-        effects = self.says(session, hello(learner_id, incarnation=incarnation))
-        return effects + self.says(session, report(0))
-
-    def stores(self, session: SessionId, header: ContributionHeader, after_s: float = 0.0) -> list[SyncerEffect]:
-        offered = self.tell(UploadOffered(session=session, header=header), after_s)
-        if AcceptUpload(session=session, header=header) not in offered:
-            return offered
-        return self.tell(UploadStored(session=session, header=header, ref="r", payload_bytes=516))
-
-    def merges(self, round_id: int) -> list[SyncerEffect]:
-        return self.tell(
-            MergeFinished(
-                round_id=RoundId(round_id), digest="d", ref="r", codes_bytes=500, scales_bytes=16, update_bytes=530
-            )
-        )
-
-
-def messages(effects: list[SyncerEffect], session: SessionId | None = None) -> list[object]:
-    return [
-        effect.message for effect in effects if isinstance(effect, SendToLearner) and session in (None, effect.session)
-    ]
-
-
-def records(effects: list[SyncerEffect]) -> list[object]:
-    return [effect.record for effect in effects if isinstance(effect, Record)]
-
-
-def only(kind: type, things: list[object] | list[SyncerEffect]) -> object:
-    found = [thing for thing in things if isinstance(thing, kind)]
-    assert len(found) == 1, f"{len(found)} of {kind.__name__}"
-    return found[0]
 
 
 @pytest.fixture
@@ -117,28 +55,6 @@ def desk() -> Desk:
     desk.joins(E, EAST)
     desk.joins(W, WEST)
     return desk
-
-
-def pulled(desk: Desk, step: int = 2, tokens: dict[SessionId, int] | None = None) -> Pull:
-    """Let both come so far that fragment 1 is due (at 2, 6, ...)."""
-    pull: object = None
-    for session in (E, W):
-        effects = desk.says(session, report(step, tokens=(tokens or {}).get(session)))
-        pull = next((message for message in messages(effects, E) if isinstance(message, Pull)), pull)
-    assert isinstance(pull, Pull)
-    return pull
-
-
-def answer(pull: Pull, learner_id: LearnerId = EAST, step_hi: int = 2) -> ContributionHeader:
-    return contribution(
-        learner_id,
-        0,
-        step_hi,
-        fragment_id=pull.fragment_id,
-        base=pull.version,
-        round_id=pull.round_id,
-        attempt=pull.attempt,
-    )
 
 
 # ---- the start -----------------------------------------------------------------------------------

@@ -69,9 +69,12 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REFUSAL_REASON_BAD_CHECKSUM: _RefusalReason.ValueType  # 17
     REFUSAL_REASON_GARBAGE: _RefusalReason.ValueType  # 18
     REFUSAL_REASON_DIGEST: _RefusalReason.ValueType  # 19
+    REFUSAL_REASON_IMPLAUSIBLE: _RefusalReason.ValueType  # 20
+    REFUSAL_REASON_OTHER_LEARNER: _RefusalReason.ValueType  # 21
+    REFUSAL_REASON_NO_HELLO: _RefusalReason.ValueType  # 22
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
-    """Why a learner or a contribution is refused."""
+    """Why a learner, a contribution or a call is refused."""
 
 REFUSAL_REASON_UNSPECIFIED: RefusalReason.ValueType  # 0
 REFUSAL_REASON_UNKNOWN_LEARNER: RefusalReason.ValueType  # 1
@@ -93,6 +96,9 @@ REFUSAL_REASON_NO_STEPS: RefusalReason.ValueType  # 16
 REFUSAL_REASON_BAD_CHECKSUM: RefusalReason.ValueType  # 17
 REFUSAL_REASON_GARBAGE: RefusalReason.ValueType  # 18
 REFUSAL_REASON_DIGEST: RefusalReason.ValueType  # 19
+REFUSAL_REASON_IMPLAUSIBLE: RefusalReason.ValueType  # 20
+REFUSAL_REASON_OTHER_LEARNER: RefusalReason.ValueType  # 21
+REFUSAL_REASON_NO_HELLO: RefusalReason.ValueType  # 22
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
