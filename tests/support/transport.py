@@ -110,6 +110,7 @@ class RecordingHandler:
     offered: list[ContributionHeader] = field(default_factory=list)
     complete: list[tuple[ContributionHeader, Buffers, int]] = field(default_factory=list)
     failed: list[tuple[RefusalReason, str]] = field(default_factory=list)
+    refusals: list[tuple[RefusalReason, str]] = field(default_factory=list)
     on_said: Callable[[Session, LearnerMessage], None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -143,6 +144,11 @@ class RecordingHandler:
         assert session in self.sessions
         assert header in self.offered
         self.failed.append((reason, detail))
+        self.changed.set()
+
+    def refused(self, peer: str, reason: RefusalReason, detail: str) -> None:
+        assert peer
+        self.refusals.append((reason, detail))
         self.changed.set()
 
     def status(self) -> dict[str, object]:

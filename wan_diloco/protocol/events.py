@@ -30,6 +30,7 @@ from wan_diloco.protocol.learner_events import (
 )
 from wan_diloco.protocol.syncer_events import (
     AcceptUpload,
+    CallsRefused,
     CloseSession,
     EndRun,
     LearnerConnected,
@@ -57,6 +58,7 @@ __all__ = [
     "AllowSteps",
     "ApplyUpdate",
     "BoundaryPassed",
+    "CallsRefused",
     "CloseSession",
     "Connect",
     "Connected",

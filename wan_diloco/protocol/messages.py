@@ -84,6 +84,7 @@ class RefusalReason(StrEnum):
     # A call.
     OTHER_LEARNER = "other_learner"
     NO_HELLO = "no_hello"
+    TOO_MANY_CALLS = "too_many_calls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from wan_diloco.units import FragmentId, GlobalStep, RoundId, Version
 
 __all__ = [
     "AcceptUpload",
+    "CallsRefused",
     "CloseSession",
     "EndRun",
     "LearnerConnected",
@@ -65,6 +66,14 @@ class LearnerDisconnected:
 
     session: SessionId
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsRefused:
+    """The transport refused calls, or messages, of nobody in particular; it tells of many at once."""
+
+    reason: RefusalReason
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +155,7 @@ SyncerEvent = (
     LearnerConnected
     | LearnerDisconnected
     | LearnerSaid
+    | CallsRefused
     | UploadOffered
     | UploadStored
     | UploadFailed

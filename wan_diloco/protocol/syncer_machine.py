@@ -14,6 +14,7 @@ from typing import assert_never
 
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import (
+    CallsRefused,
     EndRun,
     LearnerConnected,
     LearnerDisconnected,
@@ -39,6 +40,9 @@ from wan_diloco.units import GlobalStep, LocalStep, Term
 
 __all__ = ["SyncerMachine", "SyncerSettings"]
 
+# Figures fall by no more than this over a restart; a note a second is little beside the rounds.
+_NOTE_S = 1.0
+
 
 class SyncerMachine:
     """All decisions of one syncer process.
@@ -57,6 +61,8 @@ class SyncerMachine:
         self._began_s: float | None = None
         self._paced: tuple[int, int] = (self.context.membership.global_step, 0)
         self._recorded = 0
+        self._noted = state.progress()
+        self._note_due_s = 0.0
         self._finished = False
 
     @property
@@ -116,6 +122,8 @@ class SyncerMachine:
         match event:
             case LearnerConnected() | TimerFired():
                 pass
+            case CallsRefused():
+                self.state.rejected[event.reason] += event.number
             case LearnerDisconnected():
                 membership.disconnected(event.session)
             case LearnerSaid():
@@ -151,7 +159,17 @@ class SyncerMachine:
         if self.state.started:
             self._advance(now_s)
             self.conductor.settle(now_s)
+        self._note_progress(now_s)
         self._end_run()
+
+    def _note_progress(self, now_s: float) -> None:
+        """Put on the tape what only reports and refusals tell, at most once a second."""
+        if now_s < self._note_due_s:
+            return
+        progress = self.state.progress()
+        if progress != self._noted:
+            self._noted, self._note_due_s = progress, now_s + _NOTE_S
+            self.context.record(progress, durable=False)
 
     def _start_run(self, now_s: float) -> None:
         context, membership = self.context, self.context.membership

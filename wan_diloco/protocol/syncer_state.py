@@ -22,6 +22,7 @@ from wan_diloco.protocol.tape import (
     LearnerAdmitted,
     MembershipChanged,
     MergeEntry,
+    ProgressNoted,
     RoundClosed,
     RunEnded,
     RunStarted,
@@ -157,10 +158,24 @@ class SyncerState:
                 self._closed(record)
             case FragmentPublished():
                 self._published(record)
+            case ProgressNoted():
+                for learner_id, incarnation, steps, tokens in record.positions:
+                    self.ledger.observe(learner_id, incarnation, Amount(steps, tokens))
+                for reason, number in record.rejected:
+                    self.rejected[reason] = max(self.rejected[reason], number)
             case RunEnded():
                 self._ended(record)
             case _:
                 assert_never(record)
+
+    def progress(self) -> ProgressNoted:
+        """What the tape doesn't say otherwise."""
+        positions = tuple(
+            (learner_id, incarnation, life.position.steps, life.position.tokens)
+            for (learner_id, incarnation), life in sorted(self.ledger.lives.items())
+            if not life.closed
+        )
+        return ProgressNoted(positions=positions, rejected=tuple(sorted(self.rejected.items())))
 
     def rejected_once(self, reason: RefusalReason) -> None:
         """Count a refusal."""

@@ -20,6 +20,7 @@ __all__ = [
     "MembershipChanged",
     "MergeEntry",
     "Missing",
+    "ProgressNoted",
     "RoundClosed",
     "RunEnded",
     "RunStarted",
@@ -155,6 +156,21 @@ class FragmentPublished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressNoted:
+    """How far everybody is, and what was refused: once in a while, so that a restart knows it nearly to the second.
+
+    No decision rests on it, so it is never waited for; figures that are shown must not fall over a restart.
+
+    Attributes:
+        positions: Of each open life: learner, incarnation, cumulative steps and tokens.
+        rejected: For each reason, how often something was refused since the run began.
+    """
+
+    positions: tuple[tuple[LearnerId, Incarnation, int, int], ...]
+    rejected: tuple[tuple[RefusalReason, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """The last step is reached and every round is done."""
 
@@ -171,5 +187,6 @@ TapeRecord = (
     | ContributionDiscarded
     | RoundClosed
     | FragmentPublished
+    | ProgressNoted
     | RunEnded
 )

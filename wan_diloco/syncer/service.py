@@ -20,6 +20,7 @@ from wan_diloco.errors import StorageError, TransportError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import (
     AcceptUpload,
+    CallsRefused,
     CloseSession,
     EndRun,
     LearnerConnected,
@@ -53,6 +54,7 @@ from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper
 from wan_diloco.syncer.merges import Merges
 from wan_diloco.syncer.observer import Observer
+from wan_diloco.syncer.refusals import Refusals
 from wan_diloco.syncer.snapshots import Capture, SnapshotKeeper
 from wan_diloco.syncer.updates import Packing, Updates
 from wan_diloco.syncer.uploads import Offers, store_upload
@@ -103,6 +105,7 @@ class SyncerService:
     Attributes:
         finished: Whether the run has ended, and everything that is to be said of it was heard.
         ended_s: When its last step was reached, on the service's clock.
+        unevaluated: Why the final model wasn't evaluated, in a sentence; empty when it was.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -112,6 +115,7 @@ class SyncerService:
         self._clock = parts.clock
         self._inbox = Inbox()
         self._offers = Offers()
+        self._refusals = Refusals(parts.clock, parts.observer.event)
         self._updates = Updates(parts.maths, parts.keeper, parts.workers, parts.packing)
         self._merges = Merges(
             store=parts.store,
@@ -134,6 +138,7 @@ class SyncerService:
         self._next_snapshot_s = 0.0
         self.finished = False
         self.ended_s = 0.0
+        self.unevaluated = ""
 
     # ---- for the process -------------------------------------------------------------------------
 
@@ -234,6 +239,10 @@ class SyncerService:
         """A contribution's bytes turned out bad."""
         self._emit(UploadFailed(session=session.session, header=header, reason=reason, detail=detail))
 
+    def refused(self, peer: str, reason: RefusalReason, detail: str) -> None:
+        """A stranger's call, or what makes no sense."""
+        self._refusals.call(peer, reason, detail)
+
     def status(self) -> dict[str, object]:
         """The machine's standing, and what the observer knows beside it."""
         standing: dict[str, object] = serial.to_json(status_of(self._machine, self._clock.now_s()))
@@ -266,11 +275,16 @@ class SyncerService:
         now_s = self._clock.now_s()
         if self._parts.input_log is not None:
             self._parts.input_log.write(event, now_s)
-        if isinstance(event, UploadFailed):
-            self._parts.observer.event("contribution_rejected", f"{event.header.key.learner_id}: {event.detail}")
-        elif isinstance(event, MergeFinished):
+        if isinstance(event, MergeFinished):
             self._parts.observer.merged(event.round_id)
-        return self._machine.handle(event, now_s)
+        effects = self._machine.handle(event, now_s)
+        self._refusals.decided(event, effects, self._peer)
+        return effects
+
+    def _peer(self, session_id: SessionId) -> str:
+        if session_id in self._names:
+            return self._names[session_id]
+        return self._sessions[session_id].peer if session_id in self._sessions else "one that is gone"
 
     async def _carry_out(self, lists: Sequence[Sequence[SyncerEffect]]) -> None:
         """Do all effects, in order, once all records among them are down."""
@@ -341,6 +355,8 @@ class SyncerService:
         while True:
             await asyncio.sleep(_TICK_S)
             self._parts.observer.tick(self._open_traffic())
+            for reason, number in self._refusals.take():
+                self._emit(CallsRefused(reason=reason, number=number))
             # A snapshot may be due although nothing was said.
             if self._clock.now_s() >= self._next_snapshot_s:
                 self._inbox.wake.set()
@@ -350,7 +366,12 @@ class SyncerService:
         state = self._machine.state
         if self._parts.curve is not None:
             step = GlobalStep(state.global_step)
-            await self._parts.curve.finish(step, state.ledger.trained.tokens, self._parts.store.values())
+            self.unevaluated = await self._parts.curve.finish(
+                step,
+                state.ledger.trained.tokens,
+                self._parts.store.values(),
+                elapsed_s=self._parts.observer.to_elapsed_s(self.ended_s),
+            )
         try:
             async with asyncio.timeout(_LEAVE_S):
                 await self._nobody.wait()
@@ -370,7 +391,8 @@ class SyncerService:
         step = GlobalStep(self._machine.context.membership.global_step)
         if curve is not None and self._machine.state.started and not self._finishing and curve.due(step):
             tokens = self._machine.state.ledger.trained.tokens
-            self._spawn(curve.publish(step, tokens, self._parts.store.values()))
+            elapsed_s = self._parts.observer.to_elapsed_s(self._clock.now_s())
+            self._spawn(curve.publish(step, tokens, self._parts.store.values(), elapsed_s=elapsed_s))
 
     def _capture(self) -> Capture | None:
         return self._parts.snapshots.capture(self._machine.state, self._parts.store)

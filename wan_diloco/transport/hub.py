@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable
+from typing import Final
 
-from wan_diloco.errors import AuthError, PeerUnavailable, TransportError
+from wan_diloco.errors import AuthError, DecodeError, PeerUnavailable, TransportError
 from wan_diloco.protocol.events import SessionId
+from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.transport.interface import SyncerHandler
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.session import ServerSession
-from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, Metadata, ServerStream
+from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, ServerStream
 from wan_diloco.transport.uploading import Decode, Partials, discard_upload, receive_upload
 from wan_diloco.wire.convert import encode_status
 
 __all__ = ["SessionHub"]
+
+# Of a session's number, which counts from 1. Python refuses to read some thousands of digits.
+_DIGITS_MAX: Final = 18
 
 
 class SessionHub:
@@ -54,8 +59,7 @@ class SessionHub:
         """
         if self._closing:
             raise PeerUnavailable("the syncer is stopping")
-        if len(self._sessions) >= self._limits.sessions_max:
-            raise PeerUnavailable(f"the syncer has {self._limits.sessions_max} sessions already")
+        self._make_room(stream.peer)
         self._last_session += 1
         session = ServerSession(
             session=SessionId(self._last_session),
@@ -69,12 +73,14 @@ class SessionHub:
         reason = "its connection broke"
         told = False
         try:
-            # The handler first: a bulk call may follow right behind the answer.
-            self._handler.connected(session)
-            told = True
-            await stream.accept({SESSION_KEY: str(session.session), TOKEN_KEY: session.token})
-            reason = await session.serve_control(stream)
+            with session.presence.bound():
+                # The handler first: a bulk call may follow right behind the answer.
+                self._handler.connected(session)
+                told = True
+                await stream.accept({SESSION_KEY: str(session.session), TOKEN_KEY: session.token})
+                reason = await session.serve_control(stream)
         finally:
+            reason = session.presence.reason or reason
             del self._sessions[session.session]
             session.end(reason)
             if told:
@@ -90,17 +96,22 @@ class SessionHub:
             TransportError: It broke, or its session ended.
             DecodeError: It doesn't begin with a header.
         """
-        session = self._session_of(stream.metadata)
+        session = self._session_of(stream)
         if session.uploads >= self._limits.uploads_max:
+            detail = f"this session has {self._limits.uploads_max} uploads under way already"
+            session.refuse(RefusalReason.TOO_MANY_CALLS, detail)
             with session.lifetime.bound():
                 await stream.accept({})
                 await discard_upload(stream, session.counters)
-            raise TransportError(f"this session has {self._limits.uploads_max} uploads under way already")
+            raise TransportError(detail)
         session.uploads += 1
         try:
             with session.lifetime.bound():
                 await stream.accept({})
                 await receive_upload(stream, session, self._handler, self._partials, self._limits, self._decode)
+        except DecodeError as problem:
+            session.refuse(RefusalReason.GARBAGE, str(problem))
+            raise
         finally:
             session.uploads -= 1
 
@@ -111,7 +122,7 @@ class SessionHub:
             AuthError: It belongs to no session of ours.
             TransportError: It broke.
         """
-        session = self._session_of(stream.metadata)
+        session = self._session_of(stream)
         with session.lifetime.bound():
             await stream.accept({})
             await session.serve_download(stream)
@@ -131,12 +142,37 @@ class SessionHub:
         except TimeoutError:
             return
 
-    def _session_of(self, metadata: Metadata) -> ServerSession:
-        number = metadata.get(SESSION_KEY, "")
-        session = self._sessions.get(SessionId(int(number))) if number.isascii() and number.isdecimal() else None
+    def _make_room(self, peer: str) -> None:
+        """See that there is a place for one more.
+
+        Raises:
+            PeerUnavailable: There isn't: all are taken by learners that said Hello.
+        """
+        staying = [session for session in self._sessions.values() if session.presence.reason is None]
+        if len(staying) < self._limits.sessions_max:
+            return
+        # Oldest first: who just came is about to say Hello.
+        idle = next((session for session in staying if session.leaving or not session.greeted), None)
+        if idle is None:
+            detail = f"the syncer has {self._limits.sessions_max} sessions already"
+            self._handler.refused(peer, RefusalReason.TOO_MANY_CALLS, detail)
+            raise PeerUnavailable(detail)
+        detail = "it says no Hello, and another needs its place"
+        if not idle.leaving:
+            idle.refuse(RefusalReason.NO_HELLO, detail)
+        idle.presence.end(detail)
+
+    def _session_of(self, stream: ServerStream) -> ServerSession:
+        number = stream.metadata.get(SESSION_KEY, "")
+        if not (number.isascii() and number.isdecimal() and len(number) <= _DIGITS_MAX):
+            self._handler.refused(stream.peer, RefusalReason.GARBAGE, f"{number[:_DIGITS_MAX]!r} is no session")
+            raise TransportError("no such session")
+        session = self._sessions.get(SessionId(int(number)))
         if session is None:
             # Most likely one that just ended: the learner will find out by its control call.
             raise TransportError("no such session")
-        if not hmac.compare_digest(metadata.get(TOKEN_KEY, "").encode(), session.token.encode()):
-            raise AuthError("this session belongs to somebody else")
+        if not hmac.compare_digest(stream.metadata.get(TOKEN_KEY, "").encode(), session.token.encode()):
+            detail = "this session belongs to somebody else"
+            self._handler.refused(stream.peer, RefusalReason.OTHER_LEARNER, detail)
+            raise AuthError(detail)
         return session

@@ -130,6 +130,16 @@ class SyncerHandler(Protocol):
         """An accepted contribution's bytes turned out bad beyond repair. A broken stream isn't this."""
         ...
 
+    def refused(self, peer: str, reason: RefusalReason, detail: str) -> None:
+        """Something was refused that no learner answers for: a call without a Hello, or one of garbage.
+
+        Args:
+            peer: Where it came from.
+            reason: To be counted under.
+            detail: One sentence; it may quote what a stranger sent, and is of bounded length.
+        """
+        ...
+
     def status(self) -> dict[str, object]:
         """What to answer to `fetch_status`: anything that JSON can write."""
         ...

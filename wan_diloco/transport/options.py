@@ -12,8 +12,10 @@ class ServerLimits:
     """How much peers may make a syncer hold.
 
     Attributes:
-        sessions_max: Learners at once, those that reconnect while their old session dies included.
-        uploads_max: Of one session at once; a learner has at most tau under way, and tau is small.
+        sessions_max: Learners at once, those that reconnect while their old session dies included. When that many
+            are there, the oldest that said no Hello, or is to go and doesn't, makes room for the next.
+        hello_timeout_s: For a Hello; several round trips of the slowest link.
+        uploads_max: Of one session at once; `protocol.schedule.Schedule.uploads_max` says what a learner needs.
         outbox_max: Control messages that wait for a peer that doesn't read; then it is cut off.
         updates_max: Updates of one session that wait; one a fragment is the most that makes sense.
         payload_bytes_max: Of one contribution before zstd.
@@ -23,6 +25,7 @@ class ServerLimits:
     """
 
     sessions_max: int = 256
+    hello_timeout_s: float = 30.0
     uploads_max: int = 8
     outbox_max: int = 1_024
     updates_max: int = 65_536

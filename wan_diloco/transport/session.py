@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from wan_diloco.errors import DecodeError, TransportError
 from wan_diloco.protocol.events import SessionId
-from wan_diloco.protocol.messages import Pace, SyncerMessage, UpdateHeader
+from wan_diloco.protocol.messages import (
+    Goodbye,
+    Hello,
+    LearnerMessage,
+    Pace,
+    RefusalReason,
+    SyncerMessage,
+    UpdateHeader,
+)
 from wan_diloco.transport.interface import Counters, Frames, SyncerHandler
 from wan_diloco.transport.lifetime import Lifetime
 from wan_diloco.transport.options import ServerLimits
@@ -18,6 +27,9 @@ from wan_diloco.transport.updating import UpdateQueue
 from wan_diloco.wire.convert import decode_learner, encode_syncer
 
 __all__ = ["ServerSession"]
+
+# What a stranger sent ends up in logs; as much of it as a line can take.
+_DETAIL_CHARS_MAX: Final = 500
 
 
 class ServerSession:
@@ -37,7 +49,11 @@ class ServerSession:
         """Not served yet."""
         self.token = token
         self.lifetime = Lifetime()
+        # Of the control call alone; it ends when another session needs its place.
+        self.presence = Lifetime()
         self.uploads = 0
+        self._hello_timeout_s = limits.hello_timeout_s
+        self._greeted = False
         self._session = session
         self._peer = peer
         self._handler = handler
@@ -63,6 +79,20 @@ class ServerSession:
     def counters(self) -> Counters:
         """What this session moved so far."""
         return self._counters
+
+    @property
+    def greeted(self) -> bool:
+        """Whether it said Hello."""
+        return self._greeted
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was closed, and only what is queued still leaves."""
+        return self._reason is not None
+
+    def refuse(self, reason: RefusalReason, detail: str) -> None:
+        """Tell the handler that something of this peer's is refused."""
+        self._handler.refused(self._peer, reason, detail[:_DETAIL_CHARS_MAX])
 
     def set_downlink_rate(self, rate_bytes_per_s: float | None) -> None:
         """Cap the updates of this session; None for no cap."""
@@ -93,16 +123,20 @@ class ServerSession:
         Returns:
             Why it ended.
         """
-        async with asyncio.TaskGroup() as group:
-            reading = group.create_task(self._listen(stream))
-            try:
-                while (data := await self._outbox.get()) is not None:
-                    self._counters.control_bytes += len(data)
-                    self._pacer.spend(len(data))
-                    await stream.write(data)
-            except TransportError as problem:
-                self.close(str(problem))
-            reading.cancel()
+        timer = asyncio.get_running_loop().call_later(self._hello_timeout_s, self._demand_hello)
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._listen(stream))
+                try:
+                    while (data := await self._outbox.get()) is not None:
+                        self._counters.control_bytes += len(data)
+                        self._pacer.spend(len(data))
+                        await stream.write(data)
+                except TransportError as problem:
+                    self.close(str(problem))
+                reading.cancel()
+        finally:
+            timer.cancel()
         reason = self._reason or "closed"
         stream.say_why(reason)
         return reason
@@ -127,14 +161,32 @@ class ServerSession:
         self._updates.end(reason)
         self.lifetime.end(reason)
 
+    def _demand_hello(self) -> None:
+        if not self._greeted and not self.leaving:
+            detail = f"no Hello within {self._hello_timeout_s:g} s"
+            self.refuse(RefusalReason.NO_HELLO, detail)
+            self.close(detail)
+
+    def _hear(self, message: LearnerMessage) -> None:
+        if isinstance(message, Hello):
+            self._greeted = True
+        elif not self._greeted and not isinstance(message, Goodbye):  # one that stops at once may leave so
+            self.refuse(RefusalReason.GARBAGE, f"a {type(message).__name__} before any Hello")
+        self._handler.said(self, message)
+
     async def _listen(self, stream: ServerStream) -> None:
+        goodbye = False
         try:
             while (data := await stream.read()) is not None:
                 self._counters.control_bytes += len(data)
                 if not self._outbox.closed:
-                    self._handler.said(self, decode_learner(data))
-            self.close("the learner left")
+                    message = decode_learner(data)
+                    goodbye = isinstance(message, Goodbye)
+                    self._hear(message)
+            # The process that talks to us also closes properly when the one that trains was killed.
+            self.close("goodbye" if goodbye else "it went without a goodbye")
         except DecodeError as problem:
+            self.refuse(RefusalReason.GARBAGE, str(problem))
             self.close(f"it said something that makes no sense: {problem}")
         except TransportError as problem:
             self.close(str(problem))

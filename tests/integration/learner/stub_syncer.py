@@ -152,6 +152,9 @@ class StubSyncer:
     def upload_failed(self, session: Session, header: ContributionHeader, reason: RefusalReason, detail: str) -> None:
         raise AssertionError(f"{header} of {session.peer}: {reason}, {detail}")
 
+    def refused(self, peer: str, reason: RefusalReason, detail: str) -> None:
+        raise AssertionError(f"{peer}: {reason}, {detail}")
+
     def status(self) -> dict[str, object]:
         return {}
 
@@ -166,6 +169,7 @@ class _Handler:
         self.upload_offered = stub.upload_offered
         self.upload_complete = stub.upload_complete
         self.upload_failed = stub.upload_failed
+        self.refused = stub.refused
         self.status = stub.status
 
 

@@ -144,7 +144,7 @@ def test_a_goodbye_sent_right_before_closing_arrives(run: Runner, *, iterating: 
             await within(connection.close())
         await within(handler.until(lambda: bool(handler.ended)))
         assert handler.heard == [Goodbye(reason="done")]
-        assert handler.ended == ["the learner left"]
+        assert handler.ended == ["goodbye"]
         await within(connection.close())
         await within(server.stop(1.0))
 
@@ -441,8 +441,12 @@ def test_sessions_are_bounded_and_numbers_are_never_used_again(run: Runner) -> N
         handler = RecordingHandler()
         server = await world.start(handler)
         first = [await connected(world, handler) for _ in range(3)]
+        for connection, _ in first:
+            connection.send(hello())
+        await within(handler.until(lambda: len(handler.heard) == 3))
         with pytest.raises(PeerUnavailable, match="3 sessions"):
             await within(world.connection().connect())
+        assert [reason for reason, _ in handler.refusals] == [RefusalReason.TOO_MANY_CALLS]
         for connection, _ in first:
             await within(connection.close())
         await within(handler.until(lambda: len(handler.ended) == 3))
@@ -481,7 +485,7 @@ def test_a_driver_may_drop_its_readers_and_still_say_goodbye(run: Runner) -> Non
         await within(connection.close())
         await within(handler.until(lambda: bool(handler.ended)))
         assert handler.heard == [Goodbye(reason="stopping")]
-        assert handler.ended == ["the learner left"]
+        assert handler.ended == ["goodbye"]
         await within(server.stop(1.0))
 
     run(scenario)
@@ -502,6 +506,7 @@ def test_uploads_of_a_session_are_bounded(run: Runner) -> None:
             await within(handler.until(lambda: len(handler.offered) == 2))
             with pytest.raises(TransportError, match="2 uploads"):
                 await within(connection.upload(contribution(100_000, 0, step_hi=103), frames, 0.0))
+            assert [reason for reason, _ in handler.refusals] == [RefusalReason.TOO_MANY_CALLS]
             for task in running:
                 task.cancel()
         await within(connection.close())

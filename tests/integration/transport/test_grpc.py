@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from tests.support.proxy import StallingProxy
 from tests.support.transport import RecordingHandler, contribution, hello, poll, random_buffers, same, within
 from wan_diloco.errors import AuthError, ConfigError, PeerUnavailable, TransportError
+from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
 from wan_diloco.transport.grpc_common import translated
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
@@ -86,6 +88,32 @@ def test_with_that_word_it_listens() -> None:
     run(main)
 
 
+def test_it_listens_on_ipv6() -> None:
+    if not _has_ipv6():
+        pytest.skip("this machine has no ::1")
+
+    async def main(servers: Servers) -> None:
+        handler = RecordingHandler()
+        address = await servers.start(handler, "[::1]:0")
+        assert address.startswith("[::1]:")
+        connection = grpc_connection(address)
+        await within(connection.connect())
+        connection.send(hello())
+        await within(handler.until(lambda: bool(handler.heard)))
+        assert await within(fetch_status(address, 10.0)) == {"heard": 1}
+        await within(connection.close())
+
+    run(main)
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
 @pytest.mark.parametrize("method", [Method.UPLOAD, Method.DOWNLOAD])
 def test_bulk_calls_need_the_number_and_the_secret_of_a_session(method: Method) -> None:
     async def main(servers: Servers) -> None:
@@ -100,11 +128,15 @@ def test_bulk_calls_need_the_number_and_the_secret_of_a_session(method: Method) 
             ({SESSION_KEY: "99", TOKEN_KEY: "x"}, grpc.StatusCode.ABORTED),
             ({SESSION_KEY: "-1"}, grpc.StatusCode.ABORTED),
             ({SESSION_KEY: "1e3"}, grpc.StatusCode.ABORTED),
+            ({SESSION_KEY: "9" * 5000}, grpc.StatusCode.ABORTED),
             ({SESSION_KEY: number}, grpc.StatusCode.PERMISSION_DENIED),
             ({SESSION_KEY: number, TOKEN_KEY: "0" * 32}, grpc.StatusCode.PERMISSION_DENIED),
         ]:
             assert await raw_call(address, method, metadata, first) is status
         assert handler.offered == []
+        reasons = [reason for reason, _ in handler.refusals]
+        assert reasons == [RefusalReason.GARBAGE] * 4 + [RefusalReason.OTHER_LEARNER] * 2
+        assert max(len(detail) for _, detail in handler.refusals) < 100
         await within(connection.close())
 
     run(main)
@@ -127,6 +159,7 @@ def test_garbage_ends_its_own_call_only() -> None:
         assert await raw_call(address, Method.DOWNLOAD, credentials) is grpc.StatusCode.ABORTED
         assert await raw_call(address, Method.CONTROL, {}, b"\xff" * 50) is grpc.StatusCode.OK
         assert await raw_call(address, Method.UPLOAD, credentials, bytes(5 * 2**20)) is not grpc.StatusCode.OK
+        assert [reason for reason, _ in handler.refusals] == [RefusalReason.GARBAGE] * 2, "an upload and a call"
         connection.send(hello())
         await within(handler.until(lambda: bool(handler.heard)))
         assert handler.heard == [hello()]

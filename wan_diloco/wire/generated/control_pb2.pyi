@@ -72,6 +72,7 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REFUSAL_REASON_IMPLAUSIBLE: _RefusalReason.ValueType  # 20
     REFUSAL_REASON_OTHER_LEARNER: _RefusalReason.ValueType  # 21
     REFUSAL_REASON_NO_HELLO: _RefusalReason.ValueType  # 22
+    REFUSAL_REASON_TOO_MANY_CALLS: _RefusalReason.ValueType  # 23
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """Why a learner, a contribution or a call is refused."""
@@ -99,6 +100,7 @@ REFUSAL_REASON_DIGEST: RefusalReason.ValueType  # 19
 REFUSAL_REASON_IMPLAUSIBLE: RefusalReason.ValueType  # 20
 REFUSAL_REASON_OTHER_LEARNER: RefusalReason.ValueType  # 21
 REFUSAL_REASON_NO_HELLO: RefusalReason.ValueType  # 22
+REFUSAL_REASON_TOO_MANY_CALLS: RefusalReason.ValueType  # 23
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
