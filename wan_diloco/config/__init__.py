@@ -19,6 +19,7 @@ from wan_diloco.config.schema import (
     SyncSettings,
     WireSettings,
 )
+from wan_diloco.config.sources import text_path
 
 __all__ = [
     "DEBUG_VARIABLE",
@@ -39,4 +40,5 @@ __all__ = [
     "parse_config",
     "process_environment",
     "render_toml",
+    "text_path",
 ]

@@ -30,10 +30,10 @@ _PROBLEMS: Final[dict[str, Callable[[Mapping[str, Any], str], str]]] = {
     "string_type": lambda _, value: f"must be text, not {value}",
     "model_type": lambda _, value: f"must be a table, not {value}",
     "tuple_type": lambda _, value: f"must be a list, not {value}",
-    "greater_than_equal": lambda limit, value: f"must be at least {limit['ge']:g}, not {value}",
-    "greater_than": lambda limit, value: f"must be more than {limit['gt']:g}, not {value}",
-    "less_than_equal": lambda limit, value: f"must be at most {limit['le']:g}, not {value}",
-    "less_than": lambda limit, value: f"must be less than {limit['lt']:g}, not {value}",
+    "greater_than_equal": lambda limit, value: f"must be at least {_number(limit['ge'])}, not {value}",
+    "greater_than": lambda limit, value: f"must be more than {_number(limit['gt'])}, not {value}",
+    "less_than_equal": lambda limit, value: f"must be at most {_number(limit['le'])}, not {value}",
+    "less_than": lambda limit, value: f"must be less than {_number(limit['lt'])}, not {value}",
     "too_short": lambda limit, _: f"must have at least {limit['min_length']} entry",
     "too_long": lambda limit, _: f"must have at most {limit['max_length']} entries",
     "string_pattern_mismatch": lambda limit, value: f"{value} doesn't match {limit['pattern']}",
@@ -58,7 +58,16 @@ def explain(error: ValidationError, tree: Mapping[str, Any], sources: Mapping[st
         tree: The merged settings that it refused.
         sources: Dotted key -> the layer that set it.
     """
-    return join_problems([_explain_one(detail, tree, sources) for detail in error.errors(include_url=False)])
+    details = error.errors(include_url=False)
+    # A list whose entries are refused counts as empty, which is no mistake of its own.
+    refused = {detail["loc"][0] for detail in details if len(detail["loc"]) > 1}
+    return join_problems(
+        [
+            _explain_one(detail, tree, sources)
+            for detail in details
+            if not (detail["type"] == "too_short" and detail["loc"][0] in refused)
+        ]
+    )
 
 
 def _explain_one(detail: ErrorDetails, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigError:
@@ -98,6 +107,11 @@ def _hint(kind: str, value: object, limits: Mapping[str, Any], section: str, key
     if kind in {"int_type", "float_type", "bool_type"} and isinstance(value, str):
         return "write it without quotes"
     return ""
+
+
+def _number(value: float) -> str:
+    """A limit in full where it is a whole number, so that it can be copied."""
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"
 
 
 def _shown(value: object) -> str:

@@ -7,6 +7,7 @@ regions are then reached by name: `--set regions.us-east.uplink=50mbit`, `WAN_DI
 from __future__ import annotations
 
 import json
+import stat
 import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -188,7 +189,11 @@ def _near_misses(env: Mapping[str, str]) -> Iterator[str]:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _FILE_BYTES_MAX:
+        status = path.stat()
+        # A pipe or a device could keep us waiting, or never end.
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise ConfigError("isn't a regular file", where=str(path))
+        if status.st_size > _FILE_BYTES_MAX:
             raise ConfigError("is too large to be a configuration", where=str(path))
         text = path.read_text(encoding="utf-8")
     except OSError as error:

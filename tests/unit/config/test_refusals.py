@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,15 @@ def test_numbers_without_a_dot_are_numbers(tmp_path: Path) -> None:
         ("[sync]\nfragments = 0", "sync.fragments: must be at least 1, not 0"),
         ("[inner]\nlr = 0", "inner.lr: must be more than 0, not 0"),
         ('[sync]\nmembership_lease = "0s"', "sync.membership_lease: must be more than 0, not 0.0"),
+        # sizes that no machine has
+        ("[model]\ndim = 1000000000", "model.dim: must be at most 65536, not 1000000000"),
+        ("[model]\nlayers = 100000000", "model.layers: must be at most 1024, not 100000000"),
+        ("[model]\nvocab = 1000000000", "model.vocab: must be at most 4194304, not 1000000000"),
+        ("[model]\nhidden = 1000000000", "model.hidden: must be at most 1048576, not 1000000000"),
+        ("[model]\nsequence_length = 1000000000", "model.sequence_length: must be at most 1048576, not 1000000000"),
+        ("[sync]\nfragments = 60000", "sync.fragments: must be at most 1024, not 60000"),
+        ("[sync]\nperiod_steps = 1" + "0" * 40, "sync.period_steps: must be at most 1000000000, not 1000"),
+        ('[syncer]\nsnapshot_every = "9000h"', "syncer.snapshot_every: must be at most 31536000"),
         # a word that isn't known
         ('[wire]\ncodec = "int5"', "wire.codec: must be 'f32', 'bf16', 'int8', 'int4' or 'e3m0', not the text 'int5'"),
         ('[wire]\ncodec = "in4"', 'did you mean "int4"'),
@@ -119,6 +129,7 @@ def test_a_bad_setting_is_refused_by_name(tmp_path: Path, setting: str, sentence
         (f"{RUN}[[regions]]\nname = ''", "regions[0].name: '' isn't a region's name"),
         (f"{RUN}[[regions]]\nname = 'US'", "regions.US.name: 'US' isn't a region's name (1 to 63 of a-z, 0-9 and -"),
         (f"{RUN}[[regions]]\nname = '{'a' * 64}'", "isn't a region's name"),
+        (f'{RUN}{REGIONS}step_time_min = "2000h"', "regions.eu-west.step_time_min: must be at most 86400, not"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, sentence: str) -> None:
@@ -169,6 +180,20 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'[run]\nname = "\xff"\n')
     with pytest.raises(ConfigError, match=r"latin\.toml: isn't UTF-8 at byte 14"):
         load_config([tmp_path / "latin.toml"], env={})
+
+
+@pytest.mark.parametrize("region", ["uplnk = 5", 'uplink = "0mbit"', "name = 7"])
+def test_a_bad_region_is_not_also_a_missing_one(tmp_path: Path, region: str) -> None:
+    sentence = refusal(tmp_path, f"{RUN}[[regions]]\n{region}\n")
+    assert "regions[0]." in sentence
+    assert "at least 1 entry" not in sentence
+
+
+def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (tmp_path / "pipe.toml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="isn't a regular file"):
+            load_config([path], env={})
 
 
 def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:

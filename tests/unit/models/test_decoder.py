@@ -7,8 +7,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional
 
+from wan_diloco.config import ModelSettings
 from wan_diloco.models import Decoder, DecoderConfig, build_decoder, generate, num_parameters
 
 EMBEDDING_START = ["0x1.c8f0c80000000p-3", "-0x1.876b2c0000000p-3", "-0x1.57d62c0000000p-4"]
@@ -163,3 +166,21 @@ def test_at_temperature_zero_the_likeliest_byte_is_taken() -> None:
 def test_what_cannot_be_continued_is_refused(prompt: bytes, temperature: float, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         generate(build_decoder(SMALL, 1), prompt, 1, temperature=temperature, seed=1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(1, 3).map(lambda heads: 4 * heads),
+    st.integers(1, 3),
+    st.integers(2, 40),
+    st.integers(0, 20),
+    st.booleans(),
+)
+def test_the_configuration_knows_the_size_of_the_model(
+    dim: int, layers: int, vocab: int, hidden: int, tied: bool
+) -> None:
+    written = ModelSettings(dim=dim, heads=2, layers=layers, vocab=vocab, hidden=hidden, tied=tied)
+    config = DecoderConfig(
+        dim=dim, num_heads=2, num_layers=layers, vocab_size=vocab, hidden_dim=written.hidden, tied=tied
+    )
+    assert written.num_parameters == num_parameters(Decoder(config))
