@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,7 @@ __all__ = [
     "fsync_path",
     "temporary_name",
     "translated",
+    "usual_mode",
     "write_all",
 ]
 
@@ -97,6 +99,24 @@ def fsync_path(path: Path) -> None:
 def temporary_name(name: str) -> str:
     """A hidden name that no other thread or process uses, and that a start may sweep away."""
     return f".{name}.{os.getpid()}.{next(_NUMBERS)}{TEMPORARY_SUFFIX}"
+
+
+@contextmanager
+def usual_mode(path: Path) -> Iterator[None]:
+    """Give a file that a library writes within the mode that a file of ours would have, which the umask decides.
+
+    Some libraries make files that only their owner may read.
+
+    Args:
+        path: Of the file; it doesn't exist yet.
+
+    Raises:
+        OSError: The system refused.
+    """
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    yield
+    path.chmod(mode)
 
 
 def write_all(descriptor: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:

@@ -24,7 +24,14 @@ from safetensors import SafetensorError
 
 from wan_diloco.errors import CheckpointError, StorageError
 from wan_diloco.storage.atomic import read_json, sha256_file, write_json
-from wan_diloco.storage.filesystem import ensure_folder, fsync_folder, fsync_path, temporary_name, translated
+from wan_diloco.storage.filesystem import (
+    ensure_folder,
+    fsync_folder,
+    fsync_path,
+    temporary_name,
+    translated,
+    usual_mode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -259,7 +266,8 @@ def _save(tensors: Mapping[str, torch.Tensor], path: Path, target: Path) -> None
     from safetensors.torch import save_file  # noqa: PLC0415 - see above
 
     try:
-        save_file(dict(tensors), path)
+        with usual_mode(path):
+            save_file(dict(tensors), path)
     except SafetensorError as exc:
         raise StorageError(f"can't write {target}: {exc}") from exc
     fsync_path(path)

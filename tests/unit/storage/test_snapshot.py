@@ -209,3 +209,12 @@ def test_a_manifest_that_is_no_json_is_refused_at_capture() -> None:
         Snapshot.capture({}, {"loss": float("inf")})
     with pytest.raises(TypeError):
         Snapshot.capture({}, {"path": object()})
+
+
+def test_others_may_read_a_snapshot_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = save_snapshot(tmp_path, "state-1", {"a": torch.ones(3)}, {})
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o640}
