@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from wan_diloco.config import RunConfig
 
-__all__ = ["BaselineMode", "run_baseline", "run_together"]
+__all__ = ["BaselineMode", "baseline_tokens", "run_baseline", "run_together"]
 
 _POLL_S: Final = 0.1
 _END_S: Final = 10.0
@@ -34,6 +34,11 @@ class BaselineMode(StrEnum):
 
     ALONE = "alone"
     DATA_PARALLEL = "data-parallel"
+
+
+def baseline_tokens(config: RunConfig, mode: BaselineMode) -> int:
+    """Tokens that a baseline trains on: those of the whole run, or the share of one region."""
+    return config.total_steps * (config.inner.batch_tokens if mode is BaselineMode.ALONE else config.tokens_per_step)
 
 
 def run_baseline(config: RunConfig, mode: BaselineMode, run_folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,7 +12,7 @@ import torch
 from wan_diloco.clock import SystemClock
 from wan_diloco.config import load_config
 from wan_diloco.errors import EXIT_OK, WanDilocoError
-from wan_diloco.learner.baseline import BaselineMode
+from wan_diloco.learner.baseline import BaselineMode, baseline_tokens
 from wan_diloco.learner.region import file_group
 from wan_diloco.learner.replica import Replica, StepOutcome
 from wan_diloco.learner.setup import held_out_tokens, open_shard
@@ -20,6 +21,7 @@ from wan_diloco.models import build_model
 from wan_diloco.storage import write_json
 from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, EvaluationRecord, LearnerRecord, MetricsWriter
 from wan_diloco.training import evaluate
+from wan_diloco.units import format_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +34,7 @@ __all__ = ["Observer", "main", "train"]
 
 # Points of the training curve; more would only make the file long.
 _POINTS: Final = 500
+_LINE_EVERY_S: Final = 5.0
 
 
 class Observer:
@@ -58,9 +61,12 @@ class Observer:
         (run_folder / METRICS_FILE).unlink(missing_ok=True)
         self._metrics = MetricsWriter(run_folder / METRICS_FILE, clock)
         self._every = max(1, config.total_steps // _POINTS)
-        alone = mode is BaselineMode.ALONE
-        self._region = config.regions[0].name if alone else str(mode)
-        self._tokens_per_step = config.inner.batch_tokens * (1 if alone else len(config.regions))
+        self._region = config.regions[0].name if mode is BaselineMode.ALONE else str(mode)
+        self._tokens_per_step = baseline_tokens(config, mode) // config.total_steps
+        self._clock = clock
+        self._shown_s = clock.now_s()
+        self._shown_steps = 0
+        self._known_loss = ""
 
     def stepped(self, steps: int, outcome: StepOutcome, step_time_s: float) -> None:
         """Note a step, and evaluate where the curve wants it."""
@@ -78,7 +84,9 @@ class Observer:
                 )
             )
         if steps % self._config.evaluation.every_steps == 0 and steps != self._config.total_steps:
-            self._evaluate("validation", self._validation, steps, self._config.evaluation.tokens)
+            loss = self._evaluate("validation", self._validation, steps, self._config.evaluation.tokens)
+            self._known_loss = f", validation loss {loss:.3f} at step {steps}"
+        self._show(steps, outcome.loss)
 
     def finish(self, wall_s: float) -> None:
         """Evaluate on everything that was held out, and write the summary.
@@ -101,6 +109,20 @@ class Observer:
             "tokens_per_s": tokens / wall_s if wall_s > 0 else None,
         }
         write_json(self._run_folder / SUMMARY_FILE, summary)
+
+    def _show(self, steps: int, loss: float) -> None:
+        """A line now and then, as a run has them; it says how fast training went since the last one."""
+        now_s, total_steps = self._clock.now_s(), self._config.total_steps
+        if now_s - self._shown_s < _LINE_EVERY_S and steps != total_steps:
+            return
+        rate_per_s = (steps - self._shown_steps) * self._tokens_per_step / max(now_s - self._shown_s, 1e-9)
+        self._shown_s, self._shown_steps = now_s, steps
+        tokens = format_count(steps * self._tokens_per_step)
+        line = f"step {steps}/{total_steps}, {tokens} tokens ({format_count(rate_per_s)}/s), loss {loss:.3f}"
+        # Whoever reads it may be gone, which is no reason to stop.
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{line}{self._known_loss}\n")
+            sys.stderr.flush()
 
     def _evaluate(self, split: str, held_out: npt.NDArray[np.uint8], steps: int, tokens_max: int) -> float:
         loss = evaluate(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.stop_signals import StopSignals, stop_signals
 from wan_diloco.learner.uplink_process import UplinkProcess
 from wan_diloco.models import build_model, run_layout
+from wan_diloco.storage import FolderLock
 from wan_diloco.telemetry import Logger, get_logger
 
 if TYPE_CHECKING:
@@ -141,6 +143,7 @@ def run_learner(
     Raises:
         TransportError: No uplink can be kept alive.
         ConfigError: The region isn't there, or asks for more than one rank.
+        StorageLocked: Another learner of the region has the folder.
         DataError: Its shard can't be read.
     """
     index = region_index(config, region)
@@ -152,35 +155,39 @@ def run_learner(
         slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments])
         trainer = LocalTrainer(config, Replica(config, build_model(config), open_shard(config, index)), layout, slots)
         folder = checkpoint_folder(run_folder, region)
-        if resume:
-            _restore(trainer, folder, config.run.name)
-
-        def start() -> UplinkStart:
-            return UplinkStart(
-                config=config.resolved_json(),
-                region=region,
-                run_folder=str(run_folder.resolve()),
-                syncer=syncer,
-                position=trainer.position,
-            )
-
-        rng = random.Random(f"{config.run.seed}/{region}")
-        with (
-            closing(CheckpointWriter(folder, _checkpoint_failed)) as checkpoints,
-            UplinkProcess(slots, start, clock, rng, _uplink_died) as uplink,
-        ):
-            code = TrainingLoop(
-                trainer=trainer,
-                uplink=uplink,
-                step_time_min_s=config.regions[index].step_time_min_s,
-                checkpoints=checkpoints,
-                clock=clock,
-                signals=signals,
-            ).run()
-        if code not in {EXIT_AUTH, EXIT_CONFIG}:
-            # One that was refused may be the old double of a learner that stands, and has the same folder.
-            _save_last(trainer, folder)
+        # A second learner of the region would fence the first at the syncer: refused before it says a word.
+        with FolderLock(folder.parent, f"learner of {region}"):
+            if resume:
+                _restore(trainer, folder, config.run.name)
+            start = partial(_uplink_start, config, region, run_folder, syncer, trainer)
+            with (
+                closing(CheckpointWriter(folder, _checkpoint_failed)) as checkpoints,
+                UplinkProcess(
+                    slots, start, clock, random.Random(f"{config.run.seed}/{region}"), _uplink_died
+                ) as uplink,
+            ):
+                code = TrainingLoop(
+                    trainer=trainer,
+                    uplink=uplink,
+                    step_time_min_s=config.regions[index].step_time_min_s,
+                    checkpoints=checkpoints,
+                    clock=clock,
+                    signals=signals,
+                ).run()
+            if code not in {EXIT_AUTH, EXIT_CONFIG}:
+                # One that was refused may be the old double of a learner that stands, and has the same folder.
+                _save_last(trainer, folder)
         return code
+
+
+def _uplink_start(config: RunConfig, region: str, run_folder: Path, syncer: str, trainer: LocalTrainer) -> UplinkStart:
+    return UplinkStart(
+        config=config.resolved_json(),
+        region=region,
+        run_folder=str(run_folder.resolve()),
+        syncer=syncer,
+        position=trainer.position,
+    )
 
 
 def _set_threads(threads: int, *, shared: bool) -> None:
