@@ -59,6 +59,19 @@ def test_warnings_go_to_stderr_and_change_no_output(capsys: pytest.CaptureFixtur
     )
 
 
+def test_what_cant_run_on_this_machine_is_said_and_still_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    settings = [f"data.source=text:{tmp_path / 'nothing.txt'}", "regions.us-east.ranks=2", "model.dim=65536"]
+    outcome = in_this_process(capsys, "config", "show", DEMO, *(word for text in settings for word in ("--set", text)))
+    assert outcome.exit_code == 0
+    assert "dim = 65536" in outcome.stdout
+    lines = outcome.stderr.splitlines()
+    assert all(line.startswith("wan-diloco: warning: this can't run here: ") for line in lines)
+    for line, words in zip(lines, ("a region trains with one rank", "no file or folder", "of memory"), strict=True):
+        assert words in line
+
+
 def test_the_schema_describes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     schema = json.loads(in_this_process(capsys, "config", "schema").stdout)
     assert schema["required"] == ["run", "regions"]

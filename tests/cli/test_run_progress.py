@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.support.cli import in_this_process
 from wan_diloco.cli.progress import LineDisplay, TableDisplay, make_display, run_table, watch
-from wan_diloco.cli.run import result_text, resume_command
+from wan_diloco.cli.run import result_text
+from wan_diloco.cli.supervise import Outcome
 from wan_diloco.cli.view import RunView, Since, progress_line, view_of
+from wan_diloco.cli.words import invocation, resume_command
 from wan_diloco.clock import ManualClock
 from wan_diloco.errors import PeerUnavailable
 
@@ -47,8 +50,9 @@ def view(
     processes: dict[str, tuple[str, int]] = PROCESSES,
     *,
     answering: bool = True,
+    ending: bool = False,
 ) -> RunView:
-    return view_of(status, answering=answering, processes=processes, since=Since(), now_s=0.0)
+    return view_of(status, answering=answering, processes=processes, since=Since(), now_s=0.0, ending=ending)
 
 
 def plain(renderable: Any) -> str:
@@ -89,6 +93,20 @@ def test_a_run_whose_syncer_is_silent_still_shows_its_processes() -> None:
     assert silent.waiting == ("the syncer doesn't answer (it is restarting); regions train on",)
     assert [region.state for region in silent.regions] == ["running"]
     assert silent.global_step == 120
+
+
+def test_nobody_trains_on_where_no_learner_runs() -> None:
+    silent = view(STATUS, {"syncer": ("restarting", 1), "us-east": ("restarting", 1)}, answering=False)
+    assert silent.waiting == ("the syncer doesn't answer (it is restarting)",)
+
+
+def test_a_run_that_ends_says_who_is_still_to_go_on_a_short_line() -> None:
+    processes = {"syncer": ("running", 0), "us-east": ("running", 0), "eu-west": ("stopped", 2)}
+    for answering in (True, False):
+        ending = view(STATUS, processes, answering=answering, ending=True)
+        assert progress_line(ending) == "step 120/2441, ending, syncer, us-east still to go"
+        assert [region.state for region in ending.regions] == ["running", "stopped"]
+        assert "train on" not in plain(run_table(ending))
 
 
 @pytest.mark.parametrize(
@@ -174,6 +192,7 @@ def test_watching_follows_the_address_and_survives_silence(tmp_path: Path) -> No
                     processes=lambda: PROCESSES,
                     fetch=fetch,
                     clock=ManualClock(),
+                    ending=lambda: False,
                     poll_s=0.0,
                 )
             )
@@ -206,6 +225,71 @@ def test_the_result_says_what_is_known_and_quotes_the_model() -> None:
     assert text.endswith("The published model writes:\n    The [31mpeople\n\n    of")
 
 
-def test_going_on_takes_the_same_words_and_one_more() -> None:
-    command = resume_command([Path("a b.toml")], ["run.seed=3"], Path("runs/x"))
-    assert command == "wan-diloco run 'a b.toml' --set run.seed=3 --run-folder runs/x --resume"
+@pytest.mark.parametrize(
+    ("words", "program", "expected"),
+    [
+        (["python", "-m", "wan_diloco", "run"], "/x/wan_diloco/__main__.py", ["python", "-m", "wan_diloco"]),
+        (
+            [".venv/bin/python", "-X", "dev", "-m", "wan_diloco", "run"],
+            "/x/wan_diloco/__main__.py",
+            [".venv/bin/python", "-X", "dev", "-m", "wan_diloco"],
+        ),
+        (["python", "/x/wan_diloco/__main__.py"], "/x/wan_diloco/__main__.py", ["python", "-m", "wan_diloco"]),
+        (["python", ".venv/bin/wan-diloco", "run"], ".venv/bin/wan-diloco", [".venv/bin/wan-diloco"]),
+        (["python", "{bin}/wan-diloco", "run"], "{bin}/wan-diloco", ["wan-diloco"]),
+    ],
+)
+def test_the_program_is_called_as_it_was_called(
+    tmp_path: Path, words: list[str], program: str, expected: list[str]
+) -> None:
+    script = tmp_path / "wan-diloco"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    given = [word.format(bin=tmp_path) for word in words]
+    assert invocation(given, program.format(bin=tmp_path), str(tmp_path)) == expected
+
+
+def test_going_on_takes_the_same_words_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bin/wan-diloco", "run"])
+    command = resume_command([Path("a b.toml")], ["run.seed=3"], Path("runs/x"), as_json=True)
+    assert command == "bin/wan-diloco run 'a b.toml' --set run.seed=3 --run-folder runs/x --json --resume"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "helps"), [(78, False), (77, False), (2, False), (75, True), (130, True), (143, True)]
+)
+def test_going_on_is_offered_only_where_it_can_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, exit_code: int, *, helps: bool
+) -> None:
+    def begun(_config: object, folder: Path, *, resume: bool) -> Outcome:
+        assert not resume
+        (folder / "state").mkdir(parents=True)
+        return Outcome(exit_code=exit_code, problem="it broke")
+
+    monkeypatch.setattr("wan_diloco.cli.run._run_here", begun)
+    (tmp_path / "a.toml").write_text('[run]\ntokens = "1M"\n[[regions]]\nname = "a"\n')
+    outcome = in_this_process(capsys, "run", str(tmp_path / "a.toml"), "--run-folder", str(tmp_path / "run"))
+    assert outcome.exit_code == exit_code
+    assert "it broke" in outcome.stderr
+    assert ("--resume" in outcome.stderr) == helps
+
+
+@pytest.mark.parametrize(
+    ("baseline", "words"),
+    [
+        ("alone", "training a alone on its share of the tokens: 500k, of the run's 999k, in "),
+        ("data-parallel", "training data-parallel over 2 regions on all 999k tokens of the run, in "),
+    ],
+)
+def test_a_baseline_says_what_it_trains_on_and_that_it_cant_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, baseline: str, words: str
+) -> None:
+    monkeypatch.setattr("wan_diloco.learner.baseline.run_baseline", lambda *_: 130)
+    monkeypatch.setattr("wan_diloco.cli.run.check_data", lambda _: None)
+    (tmp_path / "a.toml").write_text('[run]\ntokens = "1M"\n[[regions]]\nname = "a"\n[[regions]]\nname = "b"\n')
+    outcome = in_this_process(
+        capsys, "run", str(tmp_path / "a.toml"), "--baseline", baseline, "--run-folder", str(tmp_path / "run")
+    )
+    assert outcome.exit_code == 130
+    assert words in outcome.stderr
+    assert "a baseline can't be resumed: the same command begins it anew" in outcome.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from wan_diloco.cli.keeper import Condition, ProcessSpec, last_line
+from wan_diloco.cli.keeper import Condition, ProcessSpec, last_line, message_of
 from wan_diloco.cli.lives import RestartPolicy
 from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
 from wan_diloco.clock import SystemClock
@@ -140,11 +140,40 @@ def test_a_syncer_that_asks_for_it_is_resumed_and_learners_live_on(stage: Stage)
     assert stage.lives("r0") == ["first"]
 
 
-@pytest.mark.parametrize("code", [2, 77, 78])
-def test_a_hopeless_learner_ends_the_run_with_its_own_words(stage: Stage, code: int) -> None:
+@pytest.mark.parametrize("code", [2, 78])
+def test_a_learner_that_was_started_wrongly_ends_the_run_with_its_own_words(stage: Stage, code: int) -> None:
     outcome = run(stage.supervisor(LISTEN + LINGER, [f"end({code}, 'wan-diloco: no such thing')", LINGER]))
     assert outcome == Outcome(exit_code=code, problem="r0 failed: wan-diloco: no such thing")
     assert stage.drained("syncer")
+
+
+@pytest.mark.parametrize(
+    ("learner", "last_life"),
+    [
+        ("end(77, 'another has our place')", "first"),
+        ("os.kill(os.getpid(), signal.SIGKILL) if life == 1 else end(78, 'the text is gone')", "--resume"),
+    ],
+    ids=["fenced", "can't come back"],
+)
+def test_the_run_goes_on_without_a_learner_that_is_out(stage: Stage, learner: str, last_life: str) -> None:
+    supervisor = stage.supervisor(LISTEN + "wait('over')", [learner, "wait('out'); (folder / 'over').touch()"])
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.run())
+            await until(lambda: supervisor.learners[0].condition is Condition.HOPELESS)
+            (stage.folder / "out").touch()
+            return await task
+
+    assert asyncio.run(asyncio.wait_for(scene(), 60)) == Outcome(exit_code=0)
+    assert stage.lives("r0")[-1] == last_life
+    words = "another has our place" if last_life == "first" else "the text is gone"
+    assert stage.said[-2:] == [f"r0 is out: {words}", "the run goes on with 1 of 2 regions"]
+
+
+def test_a_fenced_learner_ends_a_run_that_needs_it(stage: Stage) -> None:
+    outcome = run(stage.supervisor(LISTEN + LINGER, ["end(77, 'another has our place')", LINGER], quorum=2))
+    assert outcome == Outcome(exit_code=77, problem="r0 failed: another has our place")
 
 
 def test_a_hopeless_syncer_ends_the_run_before_any_learner_starts(stage: Stage) -> None:
@@ -217,3 +246,29 @@ def test_the_last_line_of_a_log_is_its_last_words(tmp_path: Path) -> None:
     assert last_line(path) == ""
     path.write_bytes(b"first\n" + b"x" * 100_000 + b"\n wan-diloco: it broke \xff\n\n")
     assert last_line(path) == "wan-diloco: it broke \N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("wan-diloco: no such thing", "wan-diloco: no such thing"),
+        (
+            '{"event": "learner_ends", "reason": "incarnation 1 is\\n fenced", "level": "info"}',
+            "incarnation 1 is fenced",
+        ),
+        ('{"event": "insecure", "detail": "anybody is believed"}', "anybody is believed"),
+        ('{"event": "listening", "level": "info"}', "listening"),
+        ('{"level": "info"}', '{"level": "info"}'),
+        ('{"event": "cut o', '{"event": "cut o'),
+        ("75", "75"),
+        ("", ""),
+    ],
+)
+def test_a_structured_log_line_is_shown_by_what_it_says(line: str, message: str) -> None:
+    assert message_of(line) == message
+
+
+def test_a_failure_is_told_in_the_words_of_a_structured_log(stage: Stage) -> None:
+    line = '{"event": "learner_ends", "reason": "settings differ"}'
+    outcome = run(stage.supervisor(LISTEN + LINGER, [f"end(78, {line!r})"]))
+    assert outcome.problem == "r0 failed: settings differ"

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, load
+from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, load, print_warning
+from wan_diloco.cli.preflight import check_memory, check_regions, check_source
+from wan_diloco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wan_diloco.config import RunConfig
 
 __all__ = ["register"]
 
@@ -27,10 +34,16 @@ def show(
     sources: Annotated[bool, typer.Option("--sources", help="Say where each value comes from.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check a configuration and print every value in force."""
+    """Check a configuration and print every value in force.
+
+    What only this machine says no to (a text that isn't here, too little memory) is a warning, since a run may be
+    meant for others.
+    """
     from wan_diloco.config import render_toml
 
     loaded = load(files, overrides)
+    for problem in _problems_here(loaded.config):
+        print_warning(f"this can't run here: {problem}")
     if as_json and sources:
         resolved = json.loads(loaded.config.resolved_json())
         typer.echo(json.dumps({"config": resolved, "sources": dict(loaded.sources)}, indent=2))
@@ -38,6 +51,16 @@ def show(
         typer.echo(loaded.config.resolved_json(), nl=False)
     else:
         typer.echo(render_toml(loaded.config, loaded.sources if sources else None), nl=False)
+
+
+def _problems_here(config: RunConfig) -> Iterator[str]:
+    """Why `run` would refuse this configuration on this machine, as far as that is quickly known."""
+    checks = (check_regions, check_source, lambda it: check_memory(it, learners=len(it.regions), syncers=1))
+    for check in checks:
+        try:
+            check(config)
+        except ConfigError as exc:
+            yield str(exc)
 
 
 @_commands.command(epilog="Example: wan-diloco config schema > wan-diloco.schema.json")

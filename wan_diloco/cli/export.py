@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wan_diloco.cli.folders import Holding, what_is_in
+from wan_diloco.cli.options import folder_path, print_warning
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 __all__ = ["export", "export_model", "register"]
@@ -22,18 +27,25 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="The folder of a run, finished or not.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to put the model; created if missing.")],
+    run_folder: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_FOLDER", parser=folder_path, help="The folder of a run, finished or not."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", parser=folder_path, help="Where to put the model; created if missing."),
+    ],
 ) -> None:
-    """Write the newest published model that is durable as safetensors, with a config.json beside it.
+    """Write a run's published model as safetensors.
 
-    The published model is what all regions agree on, the same bits everywhere; not any region's own weights.
+    The published model is what all regions agree on, the same bits everywhere; not any region's own weights. It is
+    taken from the newest snapshot of the run. A config.json beside it says what it is.
     """
-    for path in export_model(run_folder, out):
+    for path in export_model(run_folder, out, warn=print_warning):
         typer.echo(path)
 
 
-def export_model(run_folder: Path, out: Path) -> tuple[Path, Path]:
+def export_model(run_folder: Path, out: Path, *, warn: Callable[[str], None]) -> tuple[Path, Path]:
     """Write the published model of a run's newest good snapshot.
 
     Tensors have the names of the model's state dict. A tied weight is there once, and the model's `tied` says so, both
@@ -42,12 +54,14 @@ def export_model(run_folder: Path, out: Path) -> tuple[Path, Path]:
     Args:
         run_folder: Of a run; it may be going on.
         out: Gets `model.safetensors` and `config.json`; neither may be there.
+        warn: Told, in one sentence, that the run hasn't finished.
 
     Returns:
         The two paths, weights first.
 
     Raises:
-        ConfigError: The folder holds no run, or the files exist already, or can't be written.
+        ConfigError: The folder holds no run, or one that has published nothing yet; or the files exist already, or
+            can't be written.
         CheckpointError: No snapshot is good.
         StorageError: The disk is full or the system refused.
     """
@@ -59,14 +73,14 @@ def export_model(run_folder: Path, out: Path) -> tuple[Path, Path]:
     for path in (weights, description):
         if path.exists():
             raise ConfigError("it is there already", where=str(path), hint="choose another --out")
-    tensors, about = _published(run_folder)
+    tensors, about = _published(run_folder, warn)
     ensure_folder(out)
     _save(tensors, about, weights)
     write_json(description, about)
     return weights, description
 
 
-def _published(run_folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _published(run_folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The model's tensors, and what is known about them."""
     from dataclasses import asdict
 
@@ -77,6 +91,9 @@ def _published(run_folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any
     from wan_diloco.storage import latest_snapshot
     from wan_diloco.syncer.fragments_store import FragmentStore, published_tensors
 
+    holding = what_is_in(run_folder)
+    if holding is Holding.BASELINE:
+        raise ConfigError("a baseline was trained in this folder, and leaves no model", where=str(run_folder))
     if not (run_folder / "config.json").is_file():
         raise ConfigError("there is no run in this folder", where=str(run_folder))
     config = load_config([run_folder / "config.json"], env={}).config
@@ -85,14 +102,25 @@ def _published(run_folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any
         raise ConfigError("the run hasn't written a snapshot yet", where=str(run_folder), hint="try again later")
     layout = run_layout(config)
     state = state_from_json(latest.snapshot.manifest["state"])
+    step, versions = int(state.global_step), [str(version) for version in state.versions]
+    if not any(version.count for version in state.versions):
+        raise ConfigError(
+            f"the newest snapshot, of step {step}, has nothing published yet: it is the model before all training",
+            where=str(run_folder),
+            hint="try again later",
+        )
+    if not state.ended or holding is not Holding.FINISHED_RUN:
+        low, high = min(state.versions), max(state.versions)
+        span = f"{low}" if low == high else f"{low} to {high}"
+        warn(f"the run hasn't finished: this is step {step} of {config.total_steps}, fragments at version {span}")
     store = FragmentStore.restore(layout, latest.snapshot.tensors, state.versions)
     tensors = published_tensors(layout, store.values())
     about = {
         "kind": config.model.kind,
         "model": asdict(decoder_config(config)),
         "run": config.run.name,
-        "global_step": int(state.global_step),
-        "versions": [str(version) for version in state.versions],
+        "global_step": step,
+        "versions": versions,
     }
     return tensors, about
 
@@ -104,14 +132,15 @@ def _save(tensors: dict[str, torch.Tensor], about: dict[str, Any], path: Path) -
     from safetensors.torch import save_file
 
     from wan_diloco.errors import StorageError
-    from wan_diloco.storage.filesystem import fsync_folder, fsync_path, temporary_name, translated
+    from wan_diloco.storage.filesystem import fsync_folder, fsync_path, temporary_name, translated, usual_mode
 
     temporary = path.parent / temporary_name(path.name)
     # "pt" is what other readers of safetensors expect to see.
     metadata = {"format": "pt", **{key: json.dumps(about[key]) for key in ("model", "run", "global_step")}}
     try:
         with translated("can't write", path):
-            save_file(tensors, temporary, metadata=metadata)
+            with usual_mode(temporary):
+                save_file(tensors, temporary, metadata=metadata)
             fsync_path(temporary)
             temporary.replace(path)
             fsync_folder(path.parent)

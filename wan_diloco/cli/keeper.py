@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from wan_diloco.clock import Clock
 
-__all__ = ["Condition", "Keeper", "ProcessSpec", "last_line"]
+__all__ = ["Condition", "Keeper", "ProcessSpec", "last_line", "message_of"]
 
 _LOG_TAIL_BYTES = 16 * 1024
 
@@ -155,7 +156,7 @@ class Keeper:
 
     def last_words(self) -> str:
         """Why the process ended, in its own words where it left any."""
-        return last_line(self.spec.log_path) or describe_exit(self.exit_code)
+        return message_of(last_line(self.spec.log_path)) or describe_exit(self.exit_code)
 
     async def _live(self, command: tuple[str, ...]) -> int:
         try:
@@ -184,6 +185,18 @@ class Keeper:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+def message_of(line: str) -> str:
+    """What a line of a log says to a person: of a structured one its reason, else its event's name."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(fields, dict):
+        return line
+    said = next((str(fields[key]) for key in ("reason", "detail", "event") if fields.get(key)), line)
+    return " ".join(said.split())
 
 
 def last_line(path: Path) -> str:

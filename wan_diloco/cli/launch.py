@@ -89,12 +89,17 @@ def launch(
         ConfigError: The folder can't be used.
         StorageError: The disk is full or the system refused.
     """
-    from wan_diloco.cli.preflight import check_folder
+    from wan_diloco.cli.folders import check_folder
     from wan_diloco.storage import FolderLock, write_text
+    from wan_diloco.storage.filesystem import ensure_folder
 
     with FolderLock(run_folder, "run"):
         check_folder(config, run_folder, resume=resume)
-        (run_folder / "logs").mkdir(exist_ok=True)
+        if resume:
+            # A syncer that was started by hand may work here: nothing of its run may be touched then.
+            with FolderLock(run_folder / "state", "run"):
+                pass
+        ensure_folder(run_folder / "logs")
         # Left over from an earlier life; it must mean that this syncer listens.
         (run_folder / "address").unlink(missing_ok=True)
         write_text(run_folder / "config.json", config.resolved_json())
@@ -149,7 +154,14 @@ async def _watched(supervisor: Supervisor, display: Display, address_path: Path,
         return {keeper.spec.name: _shown(keeper) for keeper in (supervisor.syncer, *supervisor.learners)}
 
     try:
-        await watch(display, address_path=address_path, processes=processes, fetch=fetch_status, clock=clock)
+        await watch(
+            display,
+            address_path=address_path,
+            processes=processes,
+            fetch=fetch_status,
+            clock=clock,
+            ending=lambda: supervisor.ending and not supervisor.finished,
+        )
     except Exception as exc:  # noqa: BLE001 - this is the supervisor, and a display must never end a run
         with contextlib.suppress(OSError):
             display.say(f"wan-diloco: progress isn't shown any more ({type(exc).__name__}: {exc})")

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from wan_diloco.cli.options import ConfigFiles, Overrides, load
+from wan_diloco.cli.folders import check_learner_folder
+from wan_diloco.cli.options import ConfigFiles, Overrides, folder_path, load
+from wan_diloco.cli.preflight import check_memory
 
 __all__ = ["learner", "register"]
 
@@ -21,7 +23,13 @@ def learner(
     files: ConfigFiles,
     region: Annotated[str, typer.Option("--region", metavar="NAME", help="Which of the configured regions this is.")],
     run_folder: Annotated[
-        Path, typer.Option("--run-folder", metavar="DIR", help="Where the run keeps its files; created if missing.")
+        Path,
+        typer.Option(
+            "--run-folder",
+            metavar="DIR",
+            parser=folder_path,
+            help="Where the run keeps its files; created if missing.",
+        ),
     ],
     overrides: Overrides = None,
     *,
@@ -45,11 +53,14 @@ def learner(
 
     Training goes on while the syncer is away. Exit codes: 75 asks to be started again, 77 and 78 not to be.
     """
+    config = load(files, overrides).config
+    check_learner_folder(run_folder)
+    check_memory(config, learners=1)
+
     from wan_diloco.clock import SystemClock
     from wan_diloco.learner.trainer import run_learner
     from wan_diloco.telemetry import configure_logging
 
-    config = load(files, overrides).config
     clock = SystemClock()
     configure_logging(clock, fields={"run": config.run.name, "region": region, "process": "learner"})
     code = run_learner(

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from wan_diloco.config import LoadedConfig
 
-__all__ = ["ConfigFiles", "JsonFlag", "Overrides", "load", "print_warning"]
+__all__ = ["ConfigFiles", "JsonFlag", "Overrides", "folder_path", "load", "print_warning"]
 
 ConfigFiles = Annotated[
     list[Path], typer.Argument(metavar="CONFIG", help="TOML files; a later one is laid over the earlier.")
@@ -21,6 +21,17 @@ Overrides = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one value, over files and WAN_DILOCO_SECTION__KEY."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def folder_path(text: str) -> Path:
+    """A folder as it was given.
+
+    Raises:
+        BadParameter: It is empty, which `Path` takes for the current folder: a variable that isn't set, most likely.
+    """
+    if not text:
+        raise typer.BadParameter("it is empty; write . for the current folder")
+    return Path(text)
 
 
 def print_warning(text: str) -> None:

@@ -1,29 +1,27 @@
-"""Everything that can be known to be wrong with a run before anything of it is created.
+"""What can be known to be wrong with a run on this machine before anything of it is created; folders are apart.
 
 Nothing here writes: a refused run leaves no trace.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wan_diloco.errors import ConfigError
+from wan_diloco.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from wan_diloco.config import RunConfig
 
-__all__ = ["check_baseline_folder", "check_data", "check_folder", "check_port", "check_regions", "holds_run"]
+__all__ = ["check_data", "check_memory", "check_port", "check_regions", "check_source"]
 
 _PROCESSES: Final = frozenset({"syncer", "evaluator"})
-
-
-def holds_run(run_folder: Path) -> bool:
-    """Whether a run was begun in this folder."""
-    # Not config.json: it is there too when the syncer refused to start, and then nothing of worth is.
-    return any((run_folder / name).exists() for name in ("state", "metrics.jsonl", "summary.json"))
+# The least that a parameter takes, in f32: of a learner the weight, its gradient, two moments, and three slots that it
+# shares with its uplink; of the syncer the exact and the published value and the outer momentum; of a baseline's
+# replica what a learner has without the slots.
+_LEARNER_BYTES: Final = 28
+_SYNCER_BYTES: Final = 12
+_REPLICA_BYTES: Final = 16
 
 
 def check_regions(config: RunConfig) -> None:
@@ -41,45 +39,47 @@ def check_regions(config: RunConfig) -> None:
             raise ConfigError("a region trains with one rank", where=f"regions.{region.name}.ranks", hint="set it to 1")
 
 
-def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> None:
-    """See that a run can begin, or go on, in a folder.
+def check_memory(config: RunConfig, *, learners: int = 0, syncers: int = 0, replicas: int = 0) -> None:
+    """See that the model fits into the memory that this machine has to spare.
+
+    What is counted is the least that is needed, so that nothing is refused which might just fit.
 
     Args:
         config: The run's.
-        run_folder: May be missing.
-        resume: Whether the run that is in it is to go on.
+        learners: That are to train on this machine.
+        syncers: That are to merge on it.
+        replicas: Of a baseline, that are to train on it.
 
     Raises:
-        ConfigError: It can't be written; or it holds a run, and `resume` is false; or it holds none, or one with
-            other settings, and `resume` is true.
+        ConfigError: It doesn't fit.
     """
-    _check_writable(run_folder)
-    if not resume:
-        if holds_run(run_folder):
-            raise ConfigError(
-                "there is a run in this folder already",
-                where=str(run_folder),
-                hint="give --resume to go on with it, or another --run-folder",
-            )
-        return
-    if not holds_run(run_folder):
+    import psutil
+
+    from wan_diloco.units import format_count, format_size
+
+    parameters = config.model.num_parameters
+    needed_bytes = parameters * (_LEARNER_BYTES * learners + _SYNCER_BYTES * syncers + _REPLICA_BYTES * replicas)
+    available_bytes = psutil.virtual_memory().available
+    if needed_bytes > available_bytes:
         raise ConfigError(
-            "there is no run in this folder to go on with", where=str(run_folder), hint="begin one without --resume"
+            f"{format_count(parameters)} parameters need at least {format_size(needed_bytes)} of memory here, and "
+            f"{format_size(available_bytes)} are available",
+            where="model",
+            hint="make model.dim, model.layers or model.vocab smaller, or use fewer regions",
         )
-    _check_same(config, run_folder / "config.json")
 
 
-def check_baseline_folder(folder: Path) -> None:
-    """See that a baseline can be trained in a folder; what an unfinished one left there doesn't matter.
+def check_source(config: RunConfig) -> None:
+    """See that the text is there, without reading it.
 
     Raises:
-        ConfigError: It can't be written, or holds a run or a finished baseline.
+        DataError: It isn't.
     """
-    _check_writable(folder)
-    if (folder / "state").exists() or (folder / "summary.json").exists():
-        raise ConfigError(
-            "there is a result in this folder already", where=str(folder), hint="give another --run-folder"
-        )
+    from wan_diloco.config import text_path
+
+    path = text_path(config.data.source)
+    if path is not None and not path.is_file() and not path.is_dir():
+        raise DataError(f"there is no file or folder {path}", where="data.source", hint="check the path")
 
 
 def check_port(config: RunConfig) -> None:
@@ -131,29 +131,3 @@ def check_data(config: RunConfig) -> None:
             batch_size=config.inner.batch_tokens // config.model.sequence_length,
             seed=config.run.seed,
         )
-
-
-def _check_writable(run_folder: Path) -> None:
-    """Whether the folder is, or could be made, writable; nothing is created to find out."""
-    existing = run_folder.absolute()
-    while not os.path.lexists(existing):
-        existing = existing.parent
-    if not existing.is_dir():
-        raise ConfigError("it is a file, and a folder is needed", where=str(existing))
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(
-            "can't write into this folder", where=str(existing), hint="choose another folder or change its owner"
-        )
-
-
-def _check_same(config: RunConfig, stored: Path) -> None:
-    from wan_diloco.config import load_config
-
-    theirs = dict(load_config([stored], env={}).config.agreement())
-    for key, value in config.agreement():
-        if theirs.get(key) != value:
-            raise ConfigError(
-                f"is {value} now, and the run in {stored.parent} was begun with {theirs.get(key)}",
-                where=key,
-                hint="change it back, or begin another run in another --run-folder",
-            )

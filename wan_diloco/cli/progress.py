@@ -150,6 +150,7 @@ async def watch(
     processes: Callable[[], Mapping[str, tuple[str, int]]],
     fetch: Callable[[str, float], Awaitable[Mapping[str, Any]]],
     clock: Clock,
+    ending: Callable[[], bool],
     poll_s: float = _POLL_S,
 ) -> None:
     """Show a run again and again until cancelled.
@@ -160,6 +161,7 @@ async def watch(
         processes: The condition and the restarts of the syncer and each region.
         fetch: Asks the syncer at an address for its status, within some seconds.
         clock: Measures how long things last.
+        ending: Whether the processes were told to end.
         poll_s: Between two looks.
     """
     since = Since()
@@ -172,7 +174,16 @@ async def watch(
                 answering = True
         if answering or status is None or not status.get("ended"):
             # A syncer that has ended the run falls silent while it writes the report.
-            display.show(view_of(status, answering=answering, processes=processes(), since=since, now_s=clock.now_s()))
+            display.show(
+                view_of(
+                    status,
+                    answering=answering,
+                    processes=processes(),
+                    since=since,
+                    now_s=clock.now_s(),
+                    ending=ending(),
+                )
+            )
         await asyncio.sleep(poll_s)
 
 

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, load
-from wan_diloco.cli.preflight import (
-    check_baseline_folder,
-    check_data,
-    check_folder,
-    check_port,
-    check_regions,
-    holds_run,
-)
-from wan_diloco.errors import EXIT_OK, UsageError
+from wan_diloco.cli.folders import Holding, check_baseline_folder, check_folder, what_is_in
+from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, folder_path, load
+from wan_diloco.cli.preflight import check_data, check_memory, check_port, check_regions
+from wan_diloco.cli.words import resume_command
+from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY, UsageError
 from wan_diloco.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from wan_diloco.cli.supervise import Outcome
     from wan_diloco.config import RunConfig
 
-__all__ = ["Baseline", "register", "result_text", "resume_command", "run"]
+__all__ = ["Baseline", "register", "result_text", "run"]
+
+# The ends after which the same run can go on. After others it would fail in the same way.
+_RESUMABLE: Final = frozenset({EXIT_TEMPORARY, EXIT_SIGINT, EXIT_SIGTERM})
 
 
 class Baseline(StrEnum):
@@ -47,7 +44,10 @@ def run(
     overrides: Overrides = None,
     *,
     run_folder: Annotated[
-        Path | None, typer.Option("--run-folder", metavar="DIR", help="Where to keep the run, instead of run.folder.")
+        Path | None,
+        typer.Option(
+            "--run-folder", metavar="DIR", parser=folder_path, help="Where to keep the run, instead of run.folder."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in the folder.")] = False,
     baseline: Annotated[
@@ -69,6 +69,11 @@ def run(
         return
 
     folder = run_folder or config.run.folder_path
+    check_folder(config, folder, resume=resume)
+    if what_is_in(folder) is Holding.FINISHED_RUN:
+        typer.echo(f"wan-diloco: the run in {folder} is finished; this is its result", err=True)
+        _print_result(folder, as_json=as_json)
+        return
     outcome = _run_here(config, folder, resume=resume)
     if outcome.exit_code == EXIT_OK:
         _print_result(folder, as_json=as_json)
@@ -76,19 +81,10 @@ def run(
     if outcome.problem:
         typer.echo(f"wan-diloco: {outcome.problem}", err=True)
     typer.echo(f"wan-diloco: logs are in {folder / 'logs'}", err=True)
-    if holds_run(folder):
-        typer.echo(f"wan-diloco: go on with {resume_command(files, overrides, run_folder)}", err=True)
+    if outcome.exit_code in _RESUMABLE and what_is_in(folder) is Holding.RUN:
+        command = resume_command(files, overrides, run_folder, as_json=as_json)
+        typer.echo(f"wan-diloco: go on with {command}", err=True)
     raise typer.Exit(outcome.exit_code)
-
-
-def resume_command(files: Sequence[Path], overrides: Sequence[str] | None, run_folder: Path | None) -> str:
-    """What to type to go on with a run that was started with these arguments."""
-    words = ["wan-diloco", "run", *map(str, files)]
-    for override in overrides or ():
-        words += ["--set", override]
-    if run_folder is not None:
-        words += ["--run-folder", str(run_folder)]
-    return shlex.join([*words, "--resume"])
 
 
 def result_text(summary: Mapping[str, Any], evaluation: Mapping[str, Any], files: Sequence[Path]) -> str:
@@ -133,7 +129,7 @@ def _run_here(config: RunConfig, folder: Path, *, resume: bool) -> Outcome:
     from wan_diloco.config import process_environment
 
     check_regions(config)
-    check_folder(config, folder, resume=resume)
+    check_memory(config, learners=len(config.regions), syncers=1)
     check_port(config)
     check_data(config)
     clock = SystemClock()
@@ -161,19 +157,32 @@ def _print_result(folder: Path, *, as_json: bool) -> None:
 
 
 def _run_baseline(config: RunConfig, baseline: Baseline, run_folder: Path | None, *, as_json: bool) -> None:
+    folder = run_folder or Path(f"{config.run.folder}-{baseline.value}")
+    check_baseline_folder(folder)
+    check_memory(config, replicas=1 if baseline is Baseline.ALONE else len(config.regions))
+    check_data(config)
+
     from wan_diloco.learner.baseline import BaselineMode, run_baseline
     from wan_diloco.storage import FolderLock
 
-    folder = run_folder or Path(f"{config.run.folder}-{baseline.value}")
-    check_baseline_folder(folder)
-    check_data(config)
     with FolderLock(folder, f"{baseline.value} baseline"):
         check_baseline_folder(folder)
-        typer.echo(f"wan-diloco: training the {baseline.value} baseline in {folder}", err=True)
+        typer.echo(f"wan-diloco: {_announcement(config, baseline)}, in {folder}", err=True)
         exit_code = run_baseline(config, BaselineMode(baseline.value), folder)
     if exit_code != EXIT_OK:
+        if exit_code in _RESUMABLE:
+            typer.echo("wan-diloco: a baseline can't be resumed: the same command begins it anew", err=True)
         raise typer.Exit(exit_code)
     _print_result(folder, as_json=as_json)
+
+
+def _announcement(config: RunConfig, baseline: Baseline) -> str:
+    """What a baseline trains on, which is what its result must be compared by."""
+    whole, count = config.total_steps * config.tokens_per_step, len(config.regions)
+    if baseline is Baseline.DATA_PARALLEL:
+        return f"training data-parallel over {count} regions on all {format_count(whole)} tokens of the run"
+    name, share = config.regions[0].name, format_count(whole // count)
+    return f"training {name} alone on its share of the tokens: {share}, of the run's {format_count(whole)}"
 
 
 def _readable(key: str, value: Any) -> Any:

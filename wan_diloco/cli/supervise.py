@@ -1,6 +1,7 @@
 """The supervisor of a run on one machine: a syncer and its learners, from start to end.
 
-The syncer's end is the run's end; a learner's end is its own affair, unless nobody is left to make a quorum.
+The syncer's end is the run's end; a learner's end is its own affair, unless too few are left to make a quorum, or it
+couldn't even begin.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from wan_diloco.cli.keeper import Condition, Keeper, ProcessSpec
 from wan_diloco.cli.lives import RestartPolicy
-from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY
+from wan_diloco.errors import EXIT_AUTH, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY
 
 if TYPE_CHECKING:
     import random
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Patience", "Supervisor"]
 
 _ADDRESS_POLL_S: Final = 0.1
+# A learner that is so won't be started again.
+_OUT: Final = frozenset({Condition.HOPELESS, Condition.GIVEN_UP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,17 @@ class Patience:
     drain_s: float = 20.0
     hurry_s: float = 2.0
     kill_s: float = 2.0
+
+
+def _concerns_all(keeper: Keeper) -> bool:
+    """Whether a learner that failed for good should end the run although the others could go on.
+
+    Wrong words or a wrong configuration in its first life do: all learners are started from the same ones, and whoever
+    started the run is still there to mend them. A refused identity doesn't: another process has taken this region's
+    place, which is no affair of the others. Nor does anything that befalls a later life, which began well before: a
+    file that went away must not end what others have trained for days.
+    """
+    return keeper.exit_code != EXIT_AUTH and not keeper.restarts
 
 
 class Supervisor:
@@ -103,7 +117,7 @@ class Supervisor:
         self._interrupted = False
 
     async def run(self) -> Outcome:
-        """Run until the syncer finishes, somebody fails for good, or `interrupt` is called.
+        """Run until the syncer finishes or fails for good, too few learners are left, or `interrupt` is called.
 
         Returns:
             How it ended; by then no process is left.
@@ -142,6 +156,11 @@ class Supervisor:
         """Whether the run's end is decided."""
         return self._decided.is_set()
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end, and not something before it."""
+        return self._outcome is not None and self._outcome.exit_code == EXIT_OK
+
     def _decide(self, outcome: Outcome) -> None:
         # The first reason stands: what comes after is its consequence.
         if self._outcome is None:
@@ -161,14 +180,15 @@ class Supervisor:
                 return
             await asyncio.sleep(_ADDRESS_POLL_S)
         condition = await keeper.keep()
-        if condition is Condition.HOPELESS:
+        if condition not in _OUT:
+            return
+        left = sum(other.condition not in _OUT for other in self.learners)
+        if left < self._quorum or (condition is Condition.HOPELESS and _concerns_all(keeper)):
             self._decide(self._failure(keeper, condition))
-        elif condition is Condition.GIVEN_UP:
-            left = sum(other.condition is not Condition.GIVEN_UP for other in self.learners)
-            if left < self._quorum:
-                self._decide(self._failure(keeper, condition))
-            else:
-                self._say(f"the run goes on with {left} of {len(self.learners)} regions")
+            return
+        if condition is Condition.HOPELESS:
+            self._say(f"{keeper.spec.name} is out: {keeper.last_words()}")
+        self._say(f"the run goes on with {left} of {len(self.learners)} regions")
 
     def _failure(self, keeper: Keeper, condition: Condition) -> Outcome:
         name, words = keeper.spec.name, keeper.last_words()

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from wan_diloco.cli.options import ConfigFiles, Overrides, load
+from wan_diloco.cli.folders import Holding, check_syncer_folder, what_is_in
+from wan_diloco.cli.options import ConfigFiles, Overrides, folder_path, load
+from wan_diloco.cli.preflight import check_memory, check_port
 
 __all__ = ["register", "syncer"]
 
@@ -20,7 +22,13 @@ def register(app: typer.Typer) -> None:
 def syncer(
     files: ConfigFiles,
     run_folder: Annotated[
-        Path, typer.Option("--run-folder", metavar="DIR", help="Where the run keeps its files; created if missing.")
+        Path,
+        typer.Option(
+            "--run-folder",
+            metavar="DIR",
+            parser=folder_path,
+            help="Where the run keeps its files; created if missing.",
+        ),
     ],
     overrides: Overrides = None,
     *,
@@ -34,10 +42,17 @@ def syncer(
     It listens where `syncer.listen` says, and writes the address to DIR/address. Started again with
     --resume it goes on with the very same bits.
     """
+    config = load(files, overrides).config
+    check_syncer_folder(config, run_folder, resume=resume)
+    if what_is_in(run_folder) is Holding.FINISHED_RUN:
+        typer.echo(f"wan-diloco: the run in {run_folder} is finished", err=True)
+        return
+    check_port(config)
+    check_memory(config, syncers=1)
+
     from wan_diloco.clock import SystemClock
     from wan_diloco.syncer.main import run_syncer
     from wan_diloco.telemetry import configure_logging
 
-    config = load(files, overrides).config
     configure_logging(SystemClock(), fields={"run": config.run.name, "process": "syncer"})
     raise typer.Exit(run_syncer(config, run_folder, resume, input_log=input_log))

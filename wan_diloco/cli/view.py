@@ -52,6 +52,7 @@ class RunView:
         published_step: The global step of that model.
         participation: 0 to 1.
         waiting: For whom or what is waited and why, one sentence each.
+        ending: Whether the processes were told to end, so that no region trains on.
     """
 
     global_step: int | None = None
@@ -64,6 +65,7 @@ class RunView:
     participation: float | None = None
     regions: tuple[RegionView, ...] = ()
     waiting: tuple[str, ...] = ()
+    ending: bool = False
 
 
 class Since:
@@ -89,6 +91,7 @@ def view_of(
     processes: Mapping[str, tuple[str, int]],
     since: Since,
     now_s: float,
+    ending: bool = False,
 ) -> RunView:
     """Pick out what is shown.
 
@@ -98,6 +101,7 @@ def view_of(
         processes: For the syncer and each region, in the order to show: the condition of its process, and restarts.
         since: Remembers from view to view.
         now_s: The watcher's clock.
+        ending: Whether all processes were told to end.
     """
     told: Mapping[str, Any] = status or {}
     learners = {str(learner.get("learner_id")): learner for learner in told.get("learners") or ()}
@@ -106,7 +110,7 @@ def view_of(
     for name, (condition, restarts) in processes.items():
         if name != "syncer":
             learner = learners.get(name)
-            state = _state(condition, learner, answering=answering)
+            state = _state(condition, learner, answering=answering and not ending)
             since_s = since(name, state, now_s)
             regions.append(_region(name, state, since_s, restarts, learner or {}, traffic.get(name) or {}))
     evaluation: Mapping[str, Any] = told.get("evaluation") or {}
@@ -120,7 +124,8 @@ def view_of(
         rounds=told.get("rounds"),
         participation=told.get("participation"),
         regions=tuple(regions),
-        waiting=tuple(_waiting(told, processes["syncer"][0], answering=answering)),
+        waiting=tuple(_ending(processes) if ending else _waiting(told, processes, answering=answering)),
+        ending=ending,
     )
 
 
@@ -152,11 +157,19 @@ def _region(
     )
 
 
-def _waiting(told: Mapping[str, Any], syncer: str, *, answering: bool) -> list[str]:
+def _ending(processes: Mapping[str, tuple[str, int]]) -> list[str]:
+    """Who still writes its state."""
+    left = [name for name, (condition, _) in processes.items() if condition == "running"]
+    return [f"ending, {', '.join(left)} still to go" if left else "ending"]
+
+
+def _waiting(told: Mapping[str, Any], processes: Mapping[str, tuple[str, int]], *, answering: bool) -> list[str]:
+    if not answering and not told:
+        return ["the syncer is starting"]
     if not answering:
-        return [
-            "the syncer is starting" if not told else f"the syncer doesn't answer (it is {syncer}); regions train on"
-        ]
+        conditions = {name: condition for name, (condition, _) in processes.items()}
+        silent = f"the syncer doesn't answer (it is {conditions.pop('syncer')})"
+        return [f"{silent}; regions train on" if "running" in conditions.values() else silent]
     if told.get("ended"):
         return ["the run has ended; the published model is being evaluated"]
     reasons = {**(told.get("reasons") or {}), **(told.get("waiting") or {})}
@@ -180,7 +193,9 @@ def facts(view: RunView) -> list[str]:
 
 
 def progress_line(view: RunView) -> str:
-    """A run's progress as one line of plain text."""
+    """A run's progress as one line of plain text; a short one when it ends, since nothing moves then."""
+    if view.ending:
+        return ", ".join([facts(view)[0], *view.waiting])
     said = [*facts(view), f"{sum(region.live for region in view.regions)}/{len(view.regions)} regions"]
     said += [f"{region.name} {region.state} {_lasting(region.since_s)}" for region in view.regions if not region.live]
     line = ", ".join(said)

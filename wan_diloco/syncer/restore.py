@@ -138,11 +138,14 @@ def open_state(
             raise ConfigError(
                 "there is a run in this folder already", where=str(folder), hint="give --resume to take it up"
             )
+        if latest is not None:
+            # Before the journal is opened, which may cut a torn tail off.
+            _require_same(latest, agreement)
         journal = opened.enter_context(Journal.open(folder / "journal"))
         restored = (
             _begin(folder, lock, journal, maths, initial, keep_updates, agreement)
             if latest is None
-            else _take_up(latest, lock, journal, maths, agreement)
+            else _take_up(latest, lock, journal, maths)
         )
         # All is well: lock and journal are the caller's to close.
         opened.pop_all()
@@ -182,20 +185,17 @@ def _begin(
     )
 
 
-def _take_up(
-    latest: LatestSnapshot,
-    lock: FolderLock,
-    journal: Journal,
-    maths: Maths,
-    agreement: tuple[tuple[str, str], ...],
-) -> Restored:
-    manifest = latest.snapshot.manifest
-    theirs = dict(manifest["agreement"])
+def _require_same(latest: LatestSnapshot, agreement: tuple[tuple[str, str], ...]) -> None:
+    theirs = dict(latest.snapshot.manifest["agreement"])
     for key, value in agreement:
         if theirs.get(key) != value:
             raise ConfigError(
                 f"the run in the folder was begun with {theirs.get(key)}, and it is {value} now", where=key
             )
+
+
+def _take_up(latest: LatestSnapshot, lock: FolderLock, journal: Journal, maths: Maths) -> Restored:
+    manifest = latest.snapshot.manifest
     notes = [f"snapshot {item.name} was passed over: {item.problem}" for item in latest.skipped]
     if journal.torn is not None:
         notes.append(f"a torn tail of {journal.torn.dropped_bytes} bytes was cut off the journal")

@@ -1,0 +1,199 @@
+"""What is in a run's folder, and whether a command may work there.
+
+Nothing here writes: a command that is refused leaves no trace, least of all in the folder of a run that lives.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from enum import Enum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from wan_diloco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from wan_diloco.config import RunConfig
+
+__all__ = [
+    "Holding",
+    "check_baseline_folder",
+    "check_folder",
+    "check_learner_folder",
+    "check_syncer_folder",
+    "what_is_in",
+]
+
+# The longest path below a run's folder, with room to spare.
+_BELOW_BYTES: Final = 256
+_PATH_BYTES_MAX: Final = 4096  # PATH_MAX on Linux
+_CREATABLE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+class Holding(Enum):
+    """What a folder holds."""
+
+    NOTHING = auto()
+    RUN = auto()
+    FINISHED_RUN = auto()
+    BASELINE = auto()
+
+
+def what_is_in(folder: Path) -> Holding:
+    """What was begun in this folder, if anything.
+
+    The syncer makes `state` before anything else and writes the report after everything else; a baseline has no state.
+    `config.json` says nothing: it is there too when no process came to work.
+    """
+    if (folder / "state").is_dir():
+        finished = _has_result(folder / "summary.json") and (folder / "report.html").exists()
+        return Holding.FINISHED_RUN if finished else Holding.RUN
+    if (folder / "summary.json").exists() or (folder / "metrics.jsonl").exists():
+        return Holding.BASELINE
+    return Holding.NOTHING
+
+
+def _has_result(summary_path: Path) -> bool:
+    """Whether a run's summary is the last word: an interrupted run has one too, and a final model may lack its score.
+
+    Whoever goes on with such a run gets the rest of it.
+    """
+    try:
+        summary = json.loads(summary_path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(summary, dict):
+        return False
+    return bool(summary.get("finished", True)) and summary.get("validation_nats_per_byte") is not None
+
+
+def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> None:
+    """See that a run can begin, or go on, in a folder.
+
+    Args:
+        config: The run's.
+        run_folder: May be missing.
+        resume: Whether the run that is in it is to go on; a finished one may be asked to.
+
+    Raises:
+        ConfigError: It can't be written; or it holds a run, and `resume` is false; or it holds none, or one with
+            other settings, and `resume` is true; or it holds a baseline.
+    """
+    check_syncer_folder(config, run_folder, resume=resume)
+    if resume and what_is_in(run_folder) is Holding.NOTHING:
+        raise ConfigError(
+            "there is no run in this folder to go on with", where=str(run_folder), hint="begin one without --resume"
+        )
+
+
+def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> None:
+    """See that a syncer can begin a run in a folder, or take one up.
+
+    Args:
+        config: The run's.
+        run_folder: May be missing.
+        resume: Whether a run that is in it may be taken up. There may be none, so that whoever starts a syncer again
+            can always ask for it.
+
+    Raises:
+        ConfigError: It can't be written; or it holds a run, and `resume` is false, or one with other settings; or it
+            holds a baseline.
+    """
+    _check_writable(run_folder)
+    _refuse_baseline(run_folder)
+    holding = what_is_in(run_folder)
+    if holding is Holding.NOTHING:
+        return
+    if not resume:
+        finished = holding is Holding.FINISHED_RUN
+        raise ConfigError(
+            f"there is a {'finished run' if finished else 'run'} in this folder already",
+            where=str(run_folder),
+            hint="give another --run-folder" if finished else "give --resume to go on with it, or another --run-folder",
+        )
+    if (run_folder / "config.json").exists():
+        _check_same(config, run_folder / "config.json")
+
+
+def check_learner_folder(run_folder: Path) -> None:
+    """See that a learner can keep its files in a folder, which may be its run's or its own.
+
+    Raises:
+        ConfigError: It can't be written, or holds a baseline.
+    """
+    _check_writable(run_folder)
+    _refuse_baseline(run_folder)
+
+
+def check_baseline_folder(folder: Path) -> None:
+    """See that a baseline can be trained in a folder; what an unfinished one left there doesn't matter.
+
+    Raises:
+        ConfigError: It can't be written, or holds a run or a finished baseline.
+    """
+    _check_writable(folder)
+    if (folder / "state").exists() or (folder / "summary.json").exists():
+        raise ConfigError(
+            "there is a result in this folder already", where=str(folder), hint="give another --run-folder"
+        )
+
+
+def _refuse_baseline(folder: Path) -> None:
+    if what_is_in(folder) is Holding.BASELINE:
+        raise ConfigError(
+            "a baseline was trained in this folder, which is no run and can't be gone on with",
+            where=str(folder),
+            hint="give another --run-folder",
+        )
+
+
+def _check_writable(folder: Path) -> None:
+    """Whether the folder is, or could be made, writable; nothing is created to find out."""
+    if "\0" in str(folder):
+        raise ConfigError("no path holds a zero byte", where=repr(str(folder)))
+    existing = folder.absolute()
+    if len(os.fsencode(existing)) + _BELOW_BYTES > _PATH_BYTES_MAX:
+        raise ConfigError("this path is too long", where=_short(folder), hint="choose another folder")
+    missing: list[str] = []
+    while not _is_there(existing):
+        missing.append(existing.name)
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError("it is a file, and a folder is needed", where=str(existing))
+    # Of names below what is missing the system would complain only after having made the others.
+    if any(len(os.fsencode(name)) > os.pathconf(existing, "PC_NAME_MAX") for name in missing):
+        raise ConfigError("a name in this path is too long", where=_short(folder), hint="choose another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(
+            "can't write into this folder", where=str(existing), hint="choose another folder or change its owner"
+        )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except OSError as exc:
+        if exc.errno in _CREATABLE or exc.errno == errno.ENAMETOOLONG:
+            return False
+        raise ConfigError(f"can't use this folder: {exc.strerror}", where=str(path)) from exc
+    return True
+
+
+def _short(folder: Path) -> str:
+    text = str(folder)
+    return text if len(text) <= 80 else f"{text[:40]}...{text[-30:]}"
+
+
+def _check_same(config: RunConfig, stored: Path) -> None:
+    from wan_diloco.config import load_config
+
+    theirs = dict(load_config([stored], env={}).config.agreement())
+    for key, value in config.agreement():
+        if theirs.get(key) != value:
+            raise ConfigError(
+                f"is {value} now, and the run in {stored.parent} was begun with {theirs.get(key)}",
+                where=key,
+                hint="change it back, or begin another run in another --run-folder",
+            )
