@@ -137,7 +137,10 @@ def test_a_state_lasts_until_it_changes() -> None:
 
 
 def test_after_the_end_only_the_evaluation_is_waited_for() -> None:
-    assert view({**STATUS, "ended": True}).waiting == ("the run has ended; the published model is being evaluated",)
+    ended = {**STATUS, "ended": True}
+    assert view(ended).waiting == ("the run has ended; the published model is being evaluated",)
+    ended["evaluated_share"] = 0.404
+    assert view(ended).waiting == ("the run has ended; the published model is being evaluated: 40%",)
 
 
 def test_an_empty_status_is_no_error() -> None:
@@ -223,6 +226,27 @@ def test_the_result_says_what_is_known_and_quotes_the_model() -> None:
     assert "bits a parameter  3.90 up, 3.80 down\n" in text
     assert "report            runs/x/report.html\n" in text
     assert text.endswith("The published model writes:\n    The [31mpeople\n\n    of")
+
+
+def test_the_result_says_what_participation_counts_and_who_was_away() -> None:
+    shares = {"us-east": 1.0, "eu-west": 0.82, "ap-south": None}
+    regions = {name: {"rounds_merged_share": share} for name, share in shares.items()}
+    text = result_text({"participation": 0.91, "by_region": regions}, {}, [])
+    assert text == (
+        "participation     91.0% of the rounds a region was live for\nof all rounds     eu-west 82%, us-east 100%"
+    )
+
+
+def test_a_model_without_a_score_gets_words_instead_of_an_older_score() -> None:
+    summary = {
+        "validation_nats_per_byte": None,
+        "evaluation": "the evaluator ended by itself",
+        "last_curve_point": {"global_step": 281, "tokens": 5, "validation_nats_per_byte": 2.5},
+        "rounds": 7,
+    }
+    text = result_text(summary, {}, [])
+    assert text.startswith("loss              not known: the evaluator ended by itself; --resume tries again\n")
+    assert "2.5" not in text
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ __all__ = ["Baseline", "register", "result_text", "run"]
 # The ends after which the same run can go on. After others it would fail in the same way.
 _RESUMABLE: Final = frozenset({EXIT_TEMPORARY, EXIT_SIGINT, EXIT_SIGTERM})
 
+# Of the regions that were least present.
+_REGIONS_SHOWN: Final = 6
+
 
 class Baseline(StrEnum):
     """What a run is compared with."""
@@ -81,7 +84,10 @@ def run(
     if outcome.problem:
         typer.echo(f"wan-diloco: {outcome.problem}", err=True)
     typer.echo(f"wan-diloco: logs are in {folder / 'logs'}", err=True)
-    if outcome.exit_code in _RESUMABLE and what_is_in(folder) is Holding.RUN:
+    holding = what_is_in(folder)
+    if holding is Holding.FINISHED_RUN:
+        typer.echo(f"wan-diloco: the run is finished all the same: {folder / 'report.html'}", err=True)
+    elif outcome.exit_code in _RESUMABLE and holding is Holding.RUN:
         command = resume_command(files, overrides, run_folder, as_json=as_json)
         typer.echo(f"wan-diloco: go on with {command}", err=True)
     raise typer.Exit(outcome.exit_code)
@@ -102,7 +108,7 @@ def result_text(summary: Mapping[str, Any], evaluation: Mapping[str, Any], files
         ("tokens trained", "{}", ("tokens",)),
         ("time", "{}", ("wall_s",)),
         ("rounds", "{}", ("rounds",)),
-        ("participation", "{:.1%}", ("participation",)),
+        ("participation", "{:.1%} of the rounds a region was live for", ("participation",)),
         ("bits a parameter", "{:.2f} up, {:.2f} down", ("uplink_bits_per_parameter", "downlink_bits_per_parameter")),
     ]
     lines = []
@@ -110,6 +116,14 @@ def result_text(summary: Mapping[str, Any], evaluation: Mapping[str, Any], files
         values = [_readable(key, summary.get(key)) for key in keys]
         if None not in values:
             lines.append(f"{label:<18}{form.format(*values)}")
+    if "evaluation" in summary and summary.get("validation_nats_per_byte") is None:
+        lines.insert(0, f"{'loss':<18}not known: {summary['evaluation']}; --resume tries again")
+    shares = {name: region.get("rounds_merged_share") for name, region in summary.get("by_region", {}).items()}
+    known = sorted((share, name) for name, share in shares.items() if share is not None)
+    if known:
+        # Who was away for long is not live in the meantime, and shows only here. Of many regions the least present.
+        said = ", ".join(f"{name} {share:.0%}" for share, name in known[:_REGIONS_SHOWN])
+        lines.append(f"{'of all rounds':<18}{said}")
     lines += [f"{path.stem:<18}{path}" for path in files]
     if evaluation.get("sample"):
         # What a model writes must not be able to steer a terminal.

@@ -171,7 +171,9 @@ def _waiting(told: Mapping[str, Any], processes: Mapping[str, tuple[str, int]], 
         silent = f"the syncer doesn't answer (it is {conditions.pop('syncer')})"
         return [f"{silent}; regions train on" if "running" in conditions.values() else silent]
     if told.get("ended"):
-        return ["the run has ended; the published model is being evaluated"]
+        share = told.get("evaluated_share")
+        done = "" if share is None else f": {share:.0%}"
+        return [f"the run has ended; the published model is being evaluated{done}"]
     reasons = {**(told.get("reasons") or {}), **(told.get("waiting") or {})}
     return [text for _, text in sorted(reasons.items()) if text]
 

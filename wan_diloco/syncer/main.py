@@ -23,8 +23,10 @@ from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.tape import FragmentPublished, RoundClosed
-from wan_diloco.storage import write_json, write_text
-from wan_diloco.syncer.evaluation import Curve, EvaluatorProcess
+from wan_diloco.storage import write_text
+from wan_diloco.syncer.conclusion import conclude, withdraw_interim
+from wan_diloco.syncer.evaluation import Curve
+from wan_diloco.syncer.evaluator_process import EvaluatorProcess
 from wan_diloco.syncer.fragments_store import Maths
 from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
@@ -37,14 +39,11 @@ from wan_diloco.syncer.updates import Packing
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import (
     METRICS_FILE,
-    SUMMARY_FILE,
     MetricsWriter,
     RoundRecord,
     get_logger,
     read_metrics,
-    summarise,
 )
-from wan_diloco.telemetry.report import render_report
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
 
@@ -75,9 +74,6 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
     # One thread for one operation: parallelism comes from fragments, and the learners need the rest.
     torch.set_num_threads(1)
     clock = SystemClock()
-    run_folder.mkdir(parents=True, exist_ok=True)
-    # The evaluator reads it, and so does whoever looks at the run later.
-    write_text(run_folder / "config.json", config.resolved_json())
     model = build_model(config)
     maths = run_maths(config, run_layout(config))
     restored = open_state(
@@ -92,6 +88,10 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
     with contextlib.ExitStack() as held:
         held.callback(restored.lock.release)
         held.callback(restored.journal.close)
+        # The evaluator and whoever looks at the run later read it. Not before the folder is ours: the learners of a
+        # run that lives read it too, whenever they are started again.
+        write_text(run_folder / "config.json", config.resolved_json())
+        withdraw_interim(run_folder)
         metrics = held.enter_context(MetricsWriter(run_folder / METRICS_FILE, clock))
         workers = Workers.threads(config.syncer.threads)
         held.callback(workers.shutdown)
@@ -108,8 +108,7 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(_serve(service, config, run_folder))
-        if service.finished:
-            _conclude(service, maths, metrics, run_folder)
+        _conclude(service, metrics, run_folder, clock.now_s())
         return exit_code
 
 
@@ -203,7 +202,12 @@ def _curve(
     return Curve(
         run_folder,
         layout,
-        EvaluatorProcess(run_folder, observer.evaluated, lambda text: observer.event("evaluation_failed", text)),
+        EvaluatorProcess(
+            run_folder,
+            answered=observer.evaluated,
+            progressed=observer.evaluating,
+            report=lambda text: observer.event("evaluation_failed", text),
+        ),
         workers,
         every_steps=config.evaluation.every_steps,
         from_step=GlobalStep(restored.state.global_step),
@@ -255,16 +259,18 @@ def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
             yield error
 
 
-def _conclude(service: SyncerService, maths: Maths, metrics: MetricsWriter, run_folder: Path) -> None:
-    """Write what the run came to."""
-    state = service.state
-    summary = summarise(
-        read_metrics(run_folder / METRICS_FILE).lines,
-        state.ledger.totals(tuple(4 * count for count in state.parameters)),
-        num_fragments=maths.layout.num_fragments,
-        # Of the run, without the evaluation after it.
-        wall_s=metrics.to_elapsed_s(service.ended_s),
-        rejected={reason.value: count for reason, count in state.rejected.items()},
-    )
-    write_json(run_folder / SUMMARY_FILE, summary)
-    write_text(run_folder / "report.html", render_report(run_folder))
+def _conclude(service: SyncerService, metrics: MetricsWriter, run_folder: Path, now_s: float) -> None:
+    """Write what the run came to; a run that was interrupted must not fail for it."""
+    ended_s = service.ended_s if service.finished else now_s  # without the evaluation after it
+    try:
+        conclude(
+            run_folder,
+            service.state,
+            wall_s=metrics.to_elapsed_s(ended_s),
+            finished=service.finished,
+            unevaluated=service.unevaluated,
+        )
+    except StorageError as exc:
+        if service.finished:
+            raise
+        _LOG.warning("interim_report_failed", reason=str(exc))

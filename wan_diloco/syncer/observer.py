@@ -81,6 +81,7 @@ class Observer:
         self._traffic = {learner: Counters() for learner in learners}
         self._written: dict[LearnerId, tuple[int, int, int]] = {}
         self._evaluation: dict[str, Any] | None = None
+        self._evaluated_share: float | None = None
         for line in earlier:
             self._take_up(line)
 
@@ -138,10 +139,20 @@ class Observer:
                         global_step=answer["global_step"],
                         split=split,
                         nats_per_byte=answer[key],
+                        final=answer["final"],
+                        published_s=answer["published_s"],
                     )
                 )
         self._evaluation = {"global_step": answer["global_step"], "nats_per_byte": answer["validation_loss"]}
         self._logger.info("model_evaluated", **self._evaluation)
+
+    def evaluating(self, share: float) -> None:
+        """How much of the final evaluation is done, 0 to 1."""
+        self._evaluated_share = share
+
+    def to_elapsed_s(self, now_s: float) -> float:
+        """Seconds since the run began, of a time on the clock's scale."""
+        return self._metrics.to_elapsed_s(now_s)
 
     def tick(self, open_sessions: Mapping[LearnerId, Counters]) -> None:
         """About once a second: traffic, and the run's speed.
@@ -181,7 +192,7 @@ class Observer:
 
     def status(self) -> dict[str, object]:
         """What the machine doesn't know."""
-        elapsed_s = self._metrics.to_elapsed_s(self._clock.now_s())
+        elapsed_s = self.to_elapsed_s(self._clock.now_s())
         return {
             "elapsed_s": elapsed_s,
             "tokens_per_s": self._tokens_per_s(),
@@ -190,6 +201,7 @@ class Observer:
                 for learner, (up, down, control) in self._written.items()
             },
             "evaluation": self._evaluation,
+            "evaluated_share": self._evaluated_share,
             "reasons": dict(self._reasons),
             "metrics_dropped": self._metrics.dropped,
         }
@@ -222,9 +234,9 @@ class Observer:
         if known is None:
             return  # closed by an earlier process: its times are on another clock
         closed = known.closed
-        now_s = self._metrics.to_elapsed_s(self._clock.now_s())
-        closed_s = self._metrics.to_elapsed_s(known.closed_s)
-        merged_s = now_s if known.merged_s is None else self._metrics.to_elapsed_s(known.merged_s)
+        now_s = self.to_elapsed_s(self._clock.now_s())
+        closed_s = self.to_elapsed_s(known.closed_s)
+        merged_s = now_s if known.merged_s is None else self.to_elapsed_s(known.merged_s)
         upload_bytes: dict[str, int] = {}
         for entry in closed.entries:
             learner = entry.header.key.learner_id

@@ -131,6 +131,8 @@ class EvaluationRecord:
         global_step: Likewise.
         split: "validation" or "test".
         nats_per_byte: Mean over bytes.
+        final: Whether it is the score of the run, on everything that was held out.
+        published_s: Elapsed when the model was published, which is before it was evaluated.
     """
 
     kind: ClassVar[str] = "evaluation"
@@ -138,6 +140,8 @@ class EvaluationRecord:
     global_step: int
     split: str
     nats_per_byte: float
+    final: bool = False
+    published_s: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +172,10 @@ _KINDS: typing.Final[dict[str, type[Record]]] = {
 _HINTS: typing.Final[dict[type[Any], dict[str, Any]]] = {
     shape: {name: hint for name, hint in typing.get_type_hints(shape).items() if name != "kind"}
     for shape in (*_KINDS.values(), MergedContribution, MissingLearner)
+}
+_DEFAULTED: typing.Final[dict[type[Any], frozenset[str]]] = {
+    shape: frozenset(item.name for item in dataclasses.fields(shape) if item.default is not dataclasses.MISSING)
+    for shape in _HINTS
 }
 
 
@@ -228,13 +236,19 @@ def _finite(value: Any) -> Any:
 def _build(shape: type[Any], content: Any) -> Any:
     if not isinstance(content, dict):
         raise TypeError(f"{shape.__name__} is an object")
-    return shape(**{name: _convert(hint, content[name]) for name, hint in _HINTS[shape].items()})
+    # A field that came later has a default, so that older files stay readable.
+    known = {name: hint for name, hint in _HINTS[shape].items() if name in content or name not in _DEFAULTED[shape]}
+    return shape(**{name: _convert(hint, content[name]) for name, hint in known.items()})
 
 
 def _convert(hint: Any, value: Any) -> Any:
     if hint is float:
         # null is how a number that isn't finite is written.
         return math.nan if value is None else float(_checked(value, int, float))
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise TypeError(f"{value!r} isn't a bool")
+        return value
     if hint in {int, str}:
         return _checked(value, hint)
     arguments = typing.get_args(hint)

@@ -103,6 +103,8 @@ def summarise(
     num_fragments: int,
     wall_s: float,
     rejected: Mapping[str, int] | None = None,
+    finished: bool = True,
+    unevaluated: str = "",
 ) -> dict[str, Any]:
     """The content of `summary.json`.
 
@@ -112,17 +114,23 @@ def summarise(
         num_fragments: P; a fragment that never merged makes `merges_per_fragment_min` zero.
         wall_s: How long the run took.
         rejected: For each reason, how often something was refused.
+        finished: Whether the last step was reached; an interrupted run goes on later.
+        unevaluated: Why the final model has no score, in a sentence; empty when it has one.
 
     Returns:
-        JSON values; null where the run has nothing to say, as for a model that was never evaluated.
+        JSON values; null where the run has nothing to say. The losses are those of the final model or null, never
+        those of an earlier one: that is what `last_curve_point` says.
     """
     rounds = distinct_rounds(lines)
     merges = Counter(item.fragment for item in rounds)
     learners = [line.record for line in lines if isinstance(line.record, LearnerRecord)]
     by_region = _regions(lines, learners, rounds)
     return {
-        "validation_nats_per_byte": _newest_evaluation(lines, "validation"),
-        "test_nats_per_byte": _newest_evaluation(lines, "test"),
+        "finished": finished,
+        "validation_nats_per_byte": _final_loss(lines, "validation") if finished else None,
+        "test_nats_per_byte": _final_loss(lines, "test") if finished else None,
+        "evaluation": _evaluation_words(finished=finished, unevaluated=unevaluated),
+        "last_curve_point": _last_curve_point(lines),
         "train_loss": mean_loss(learners),
         "ledger_balance": ledger.balance,
         "participation": participation(rounds),
@@ -142,13 +150,28 @@ def summarise(
     }
 
 
-def _newest_evaluation(lines: Iterable[Line], split: str) -> float | None:
-    values = [
-        line.record.nats_per_byte
-        for line in lines
-        if isinstance(line.record, EvaluationRecord) and line.record.split == split
-    ]
-    return values[-1] if values and math.isfinite(values[-1]) else None
+def _evaluations(lines: Iterable[Line]) -> list[EvaluationRecord]:
+    records = (line.record for line in lines)
+    return [item for item in records if isinstance(item, EvaluationRecord) and math.isfinite(item.nats_per_byte)]
+
+
+def _final_loss(lines: Iterable[Line], split: str) -> float | None:
+    losses = [item.nats_per_byte for item in _evaluations(lines) if item.final and item.split == split]
+    return losses[-1] if losses else None
+
+
+def _last_curve_point(lines: Iterable[Line]) -> dict[str, float] | None:
+    points = [item for item in _evaluations(lines) if item.split == "validation" and not item.final]
+    if not points:
+        return None
+    last = points[-1]
+    return {"global_step": last.global_step, "tokens": last.tokens, "validation_nats_per_byte": last.nats_per_byte}
+
+
+def _evaluation_words(*, finished: bool, unevaluated: str) -> str:
+    if not finished:
+        return "the run isn't finished: the final model is evaluated at its end"
+    return unevaluated or "the final model, on everything that was held out"
 
 
 def _regions(
@@ -164,6 +187,8 @@ def _regions(
     result = {}
     for name in sorted({*own, *traffic}):
         seen = traffic.get(name, [])
+        # What a region merges of the rounds in which it was live says how well it keeps up; of all rounds, also how
+        # long it was away.
         invited = [item for item in rounds if name in item.members]
         merged = sum(name in fresh_learners(item) for item in invited)
         result[name] = {
@@ -174,6 +199,9 @@ def _regions(
             "downlink_bytes": cumulative(item.downlink_bytes for item in seen)[-1] if seen else 0,
             "control_bytes": cumulative(item.control_bytes for item in seen)[-1] if seen else 0,
             "participation": merged / len(invited) if invited else None,
+            "rounds_merged": merged,
+            "rounds_live": len(invited),
+            "rounds_merged_share": merged / len(rounds) if rounds else None,
         }
     return result
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 
+import psutil
 import pytest
 
 from tests.support.sources import REPOSITORY
@@ -121,6 +122,54 @@ def test_a_run_from_start_to_report(tmp_path):
     assert [path.name for path in (tmp_path / "published").iterdir()] == ["final"]
 
 
+def test_an_evaluator_that_was_killed_is_replaced_for_the_end(tmp_path):
+    config = _config(tmp_path, steps=9)
+
+    async def story():
+        async with syncer_process(tmp_path) as process:
+            address = await process.address()
+            for child in psutil.Process(process.popen.pid).children():
+                if "wan_diloco.syncer.evaluator" in child.cmdline():
+                    child.kill()
+            async with learners(config, lambda _: grpc_connection(address)) as group:
+                await _train(address, group, 9)
+                assert await process.exit_code() == 0, process.log.read_text()
+
+    asyncio.run(story())
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    evaluation = json.loads((tmp_path / "evaluation.json").read_text())
+    assert summary["validation_nats_per_byte"] == pytest.approx(evaluation["validation_loss"])
+
+
+def test_a_run_whose_model_can_not_be_evaluated_says_so_and_tries_again_when_it_is_resumed(tmp_path):
+    config = _config(tmp_path, steps=5)
+
+    async def story():
+        async with syncer_process(tmp_path) as process:
+            address = await process.address()
+            async with learners(config, lambda _: grpc_connection(address)) as group:
+                await _train(address, group, 3)
+                # Its text is gone, so the first evaluator ends and no other can begin.
+                (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+                for child in psutil.Process(process.popen.pid).children():
+                    if "wan_diloco.syncer.evaluator" in child.cmdline():
+                        child.kill()
+                await _train(address, group, 2)
+                assert await process.exit_code() == 0, process.log.read_text()
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert summary["finished"]
+        assert (summary["validation_nats_per_byte"], summary["test_nats_per_byte"]) == (None, None)
+        assert "tried 3 times" in summary["evaluation"]
+        (tmp_path / "moved.txt").rename(tmp_path / "text.txt")
+        async with syncer_process(tmp_path, "--resume") as process:
+            assert await process.exit_code() == 0, process.log.read_text()
+        again = json.loads((tmp_path / "summary.json").read_text())
+        assert again["test_nats_per_byte"] > 0
+        assert again["wall_s"] == summary["wall_s"], "the time of the run, not of its evaluation"
+
+    asyncio.run(story())
+
+
 def test_a_signal_drains_and_another_process_takes_the_state_up(tmp_path):
     config = _config(tmp_path, steps=50)
 
@@ -132,11 +181,17 @@ def test_a_signal_drains_and_another_process_takes_the_state_up(tmp_path):
                 process.popen.send_signal(signal.SIGTERM)
                 assert await process.exit_code() == 143, process.log.read_text()
         assert not (tmp_path / "address").exists()
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert not summary["finished"]
+        assert summary["validation_nats_per_byte"] is None
+        assert summary["rounds"] >= 2
+        assert "not finished" in (tmp_path / "report.html").read_text()
         async with syncer_process(tmp_path, "--resume") as process:
             address = await process.address()
             status = await fetch_status(address, 5.0)
             assert status["term"] == 2
             assert status["rounds"] >= 2
+            assert not (tmp_path / "summary.json").exists(), "it would soon be wrong"
             process.popen.send_signal(signal.SIGINT)
             assert await process.exit_code() == 130, process.log.read_text()
 

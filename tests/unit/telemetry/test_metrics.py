@@ -60,7 +60,7 @@ RECORDS: list[Record] = [
     LEARNER,
     ROUND,
     TrafficRecord(region="us-east", uplink_bytes=2**40, downlink_bytes=2, control_bytes=3),
-    EvaluationRecord(tokens=100, global_step=5, split="validation", nats_per_byte=1.5),
+    EvaluationRecord(tokens=100, global_step=5, split="test", nats_per_byte=1.5, final=True, published_s=2.5),
     WaitingRecord(reason='1 of 2 learners, "eu-west" silent'),
     EventRecord(name="learner_joined", detail="zone \u2713\nline two"),
 ]
@@ -75,6 +75,15 @@ with MetricsWriter(Path(sys.argv[1]), ManualClock(), origin_s=0.0) as writer:
     for index in range(300):
         assert writer.write(EventRecord(name=sys.argv[2], detail="x" * (index % 50) + str(index)))
 """
+
+
+def test_a_line_from_before_a_field_was_there_is_read(tmp_path: Path) -> None:
+    line = {"kind": "evaluation", "elapsed_s": 1.0, "wall_s": 2.0, "tokens": 3, "global_step": 4}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**line, "split": "validation", "nats_per_byte": 5.0}) + "\n")
+    (read,) = read_metrics(tmp_path / "metrics.jsonl").lines
+    assert isinstance(read.record, EvaluationRecord)
+    assert read.record.final is False
+    assert math.isnan(read.record.published_s)
 
 
 def test_every_kind_of_record_comes_back_with_its_times(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_every_documented_key_is_there_and_is_json() -> None:
             learner("b", 3.0, tokens=4_251_184_259),
             TrafficRecord(region="a", uplink_bytes=2**33, downlink_bytes=5, control_bytes=6),
             EvaluationRecord(tokens=1, global_step=1, split="validation", nats_per_byte=1.9),
-            EvaluationRecord(tokens=2, global_step=2, split="validation", nats_per_byte=1.5),
-            EvaluationRecord(tokens=2, global_step=2, split="test", nats_per_byte=1.6),
+            EvaluationRecord(tokens=2, global_step=2, split="validation", nats_per_byte=1.5, final=True),
+            EvaluationRecord(tokens=2, global_step=2, split="test", nats_per_byte=1.6, final=True),
             round_(1, 0, merged("a"), merged("b")),
             round_(2, 1, merged("a"), merged("b", staleness=1)),
             round_(3, 0, merged("a")),
@@ -112,8 +112,39 @@ def test_every_documented_key_is_there_and_is_json() -> None:
         "downlink_bytes": 5,
         "control_bytes": 6,
         "participation": 1.0,
+        "rounds_merged": 3,
+        "rounds_live": 3,
+        "rounds_merged_share": 1.0,
     }
     assert summary["by_region"]["b"]["participation"] == pytest.approx(1 / 3)
+    assert summary["finished"] is True
+    assert summary["last_curve_point"] == {"global_step": 1, "tokens": 1, "validation_nats_per_byte": 1.9}
+
+
+def test_the_score_of_an_earlier_model_is_never_the_final_one() -> None:
+    curve = lines(EvaluationRecord(tokens=281, global_step=281, split="validation", nats_per_byte=2.4))
+    summary = summarise(curve, LEDGER, num_fragments=1, wall_s=1.0, unevaluated="the evaluator ended by itself")
+    assert (summary["validation_nats_per_byte"], summary["test_nats_per_byte"]) == (None, None)
+    assert summary["evaluation"] == "the evaluator ended by itself"
+    assert summary["last_curve_point"]["global_step"] == 281
+
+
+def test_an_interrupted_run_says_that_it_is_one() -> None:
+    summary = summarise(lines(learner("a", 2.0)), LEDGER, num_fragments=1, wall_s=1.0, finished=False)
+    assert summary["finished"] is False
+    assert summary["validation_nats_per_byte"] is None
+    assert "isn't finished" in summary["evaluation"]
+
+
+def test_a_region_that_was_away_merges_less_of_all_rounds_than_of_those_it_was_there_for() -> None:
+    away = [dataclasses.replace(round_(number, 0, merged("a")), members=("a",)) for number in (3, 4)]
+    there = [round_(number, 0, merged("a"), merged("b")) for number in (1, 2)]
+    records = lines(learner("a", 1.0), learner("b", 1.0), *there, *away)
+    summary = summarise(records, LEDGER, num_fragments=1, wall_s=1.0)
+    region = summary["by_region"]["b"]
+    assert (region["participation"], region["rounds_merged_share"]) == (1.0, 0.5)
+    assert (region["rounds_merged"], region["rounds_live"]) == (2, 2)
+    assert summary["participation"] == 1.0, "as the design has it: of live members"
 
 
 def test_a_run_in_which_nothing_happened_has_a_summary() -> None:

@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The published model's score, and when it was known."""
+    """The published model's score, and when the model was published: its score was known later."""
 
     elapsed_s: float
     tokens: int
@@ -91,7 +91,7 @@ class Story:
     Attributes:
         name: Of the run.
         config: The resolved configuration; empty where the file isn't there.
-        summary: `summary.json`; empty while the run goes on.
+        summary: `summary.json`; empty while the run goes on, for the time being where it was interrupted.
         regions: Names, in the order of the configuration.
         progress: For each region, its records in order of time.
         tokens: The newest cumulative tokens of each region.
@@ -122,8 +122,8 @@ class Story:
 
     @property
     def finished(self) -> bool:
-        """Whether the run wrote its summary."""
-        return bool(self.summary)
+        """Whether the run came to its end; an interrupted one has a summary too."""
+        return bool(self.summary.get("finished", bool(self.summary)))
 
     def figure(self, key: str) -> float | None:
         """A number of the summary, or what the records say so far."""
@@ -233,7 +233,7 @@ def _tell(story: Story, lines: Iterable[Line]) -> None:
             case EvaluationRecord() as record:
                 story.evaluations.append(
                     Evaluation(
-                        elapsed_s=line.elapsed_s,
+                        elapsed_s=record.published_s if math.isfinite(record.published_s) else line.elapsed_s,
                         tokens=record.tokens,
                         split=record.split,
                         nats_per_byte=record.nats_per_byte,
