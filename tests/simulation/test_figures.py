@@ -77,6 +77,21 @@ def test_without_grace_the_odd_one_would_be_left_behind(
     assert freshness(world) < 0.8
 
 
+@pytest.mark.parametrize("odd", [FAST, FAR], ids=["near", "far"])
+def test_many_more_fragments_than_steps_in_a_period_are_all_merged_in_every_period(odd: LinkProfile) -> None:
+    """As many uploads are under way as fall due within the overlap, and the world checks that both ends agree."""
+    quick = LinkProfile(upload_s=0.001)
+    far = LinkProfile(delay_s=odd.delay_s, upload_s=0.001)
+    world = MachineWorld(
+        WorldSettings(links=(quick, far), num_fragments=60, period_steps=4, quorum=1, total_steps=12), seed=1
+    )
+    world.run()
+    assert world.ended
+    assert set(world.syncer.state.merges) == {3}
+    assert all(node.local_step <= 13 for node in world.nodes.values())
+    assert len(world.invariants.fresh_in[LearnerId("m1")]) >= 0.8 * world.syncer.state.totals.rounds
+
+
 def test_a_link_of_a_quarter_of_what_is_needed_takes_part_in_every_nth_round_of_every_fragment() -> None:
     periods = 14
     world = played(NARROW, period_steps=24, num_fragments=24, periods=periods)

@@ -26,6 +26,10 @@ __all__ = [
 ]
 
 
+# Each round costs a few messages a learner and a flush of the disk; that many fit into a step of 100 ms.
+_FRAGMENTS_A_STEP_MAX = 8
+
+
 def automatic_hidden(dim: int, multiple: int) -> int:
     """8/3 of `dim`, rounded up to a multiple: a gated layer with as many parameters as a plain one of 4 `dim`."""
     return -(-8 * dim // (3 * multiple)) * multiple
@@ -158,6 +162,12 @@ def _sync_warnings(config: RunConfig) -> Iterator[str]:
         yield "sync.install = rebase keeps the overlap's work, which may then be merged twice: exactly-once is given up"
         if sync.alpha:
             yield "sync.alpha has no effect with sync.install = rebase"
+    at_once = -(-sync.fragments // sync.period_steps)
+    if at_once > _FRAGMENTS_A_STEP_MAX:
+        yield (
+            f"sync.fragments is {sync.fragments} and sync.period_steps {sync.period_steps}, so that {at_once} rounds "
+            "fall due at once: where they can't keep up, fragments are merged less often than every period"
+        )
     if sync.period_steps > config.total_steps:
         yield (
             f"sync.period_steps is {sync.period_steps} and the run has {config.total_steps} steps, "

@@ -35,11 +35,6 @@ class LearnerSettings:
     heartbeat_s: float
     retry: RetryPolicy
 
-    @property
-    def uploads_max(self) -> int:
-        """How many uploads may be under way: what falls due within tau steps."""
-        return max(1, self.overlap_steps) * self.schedule.fragments_a_step_max
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentState:
@@ -117,7 +112,7 @@ class Link:
         failures: Attempts that failed in a row.
         connect_s: When to try again; None while connecting or connected.
         heartbeat_s: When to repeat the last report.
-        hello_s, rtt_s: When the Hello went out, and how long its answer took: a round trip.
+        hello_s, rtt_s: When the Hello went out, and a round trip: how long its answer took, or an acknowledgement.
     """
 
     welcomed: bool = False

@@ -20,8 +20,6 @@ __all__ = ["UploadDesk"]
 # syncer knows repeated ones by their key.
 _RESEND_MIN_S = 10.0
 _RESEND_FACTOR = 4.0
-# However long the round trip, what is under way stays bounded.
-_TRAVELLING_FACTOR = 4
 
 
 class UploadDesk:
@@ -74,15 +72,10 @@ class UploadDesk:
             under_way += 1
 
     def _uploads_max(self) -> int:
-        """How many uploads may be under way: tau steps' worth, and those whose acknowledgement is on its way.
-
-        Without the second part a long round trip would look like a narrow link.
-        """
+        """How many uploads may be under way."""
         settings, step_s = self.context.settings, self.context.counters.step_time_s
-        if not step_s:
-            return settings.uploads_max
-        travelling = round(self.context.link.rtt_s / step_s) * settings.schedule.fragments_a_step_max
-        return settings.uploads_max + min(travelling, _TRAVELLING_FACTOR * settings.uploads_max)
+        travelling_steps = round(self.context.link.rtt_s / step_s) if step_s else 0
+        return settings.schedule.uploads_max(settings.overlap_steps, travelling_steps)
 
     def _choice(self, fragment_id: FragmentId, slot: Slot, now_s: float) -> UploadChoice | None:
         pull, counters, schedule = slot.pull, self.context.counters, self.context.settings.schedule
@@ -147,7 +140,10 @@ class UploadDesk:
         if header is None or header.key.step_lo != step_lo or header.step_hi > step_hi:
             return
         if acknowledged_s is not None:
-            self._upload_s = smooth(self._upload_s, acknowledged_s - slot.started_s)
+            took_s = acknowledged_s - slot.started_s
+            self._upload_s = smooth(self._upload_s, took_s)
+            # A Hello may wait at a busy syncer for longer than it travels; an acknowledged upload takes a round trip.
+            self.context.link.rtt_s = min(self.context.link.rtt_s, took_s)
         slot.upload, slot.retry_s, slot.failures = None, None, 0
         self.context.effects.append(DropUpload(header=header))
 

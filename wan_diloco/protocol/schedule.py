@@ -13,6 +13,9 @@ from wan_diloco.units import FragmentId, GlobalStep
 
 __all__ = ["Schedule", "global_step_of"]
 
+# The most of a round trip's steps that count, for each step of the overlap.
+_TRAVELLING_FACTOR = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -77,6 +80,21 @@ class Schedule:
     def fragments_a_step_max(self) -> int:
         """The most fragments due at one step, for bounds on what may be in flight."""
         return -(-self.num_fragments // self.period_steps)
+
+    def uploads_max(self, overlap_steps: int, travelling_steps: int | None = None) -> int:
+        """How many uploads a learner may have under way: the one place that says it, for both ends.
+
+        They are what falls due within tau steps, and what falls due while acknowledgements travel; without the
+        second part a long round trip would look like a narrow link.
+
+        Args:
+            overlap_steps: tau.
+            travelling_steps: Steps within a round trip. However long it is, what is under way stays bounded; where not
+                given, by the most that is ever allowed.
+        """
+        due = max(1, overlap_steps)
+        most = _TRAVELLING_FACTOR * due
+        return self.fragments_a_step_max * (due + (most if travelling_steps is None else min(travelling_steps, most)))
 
 
 def global_step_of(progress: Iterable[int], quorum: int) -> int | None:

@@ -45,7 +45,7 @@ from wan_diloco.protocol.events import (
 from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, LearnerMessage, RefusalReason
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.simulation.agenda import Agenda
-from wan_diloco.simulation.checkers import Invariants
+from wan_diloco.simulation.checkers import Invariants, Violation
 from wan_diloco.simulation.learner_node import LearnerNode
 from wan_diloco.simulation.syncer_disk import SyncerDisk
 from wan_diloco.simulation.world_settings import LinkProfile, WorldSettings
@@ -376,6 +376,8 @@ class MachineWorld:
         if session is None or header in node.uploads:
             return
         node.uploads.add(header)
+        if len(node.uploads) > self.settings.uploads_max:
+            raise Violation(f"{node.learner_id} has {len(node.uploads)} uploads under way")
         offered = UploadOffered(session=session, header=header)
         self.agenda.after(self.delay_s(node), lambda: self.tell(offered) if session in self.sessions else None)
 

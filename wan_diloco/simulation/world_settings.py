@@ -85,6 +85,11 @@ class WorldSettings:
         return Schedule(num_fragments=self.num_fragments, period_steps=self.period_steps)
 
     @property
+    def uploads_max(self) -> int:
+        """The most that a learner may have under way."""
+        return self.schedule.uploads_max(self.overlap_steps)
+
+    @property
     def sizes(self) -> tuple[FragmentSizes, ...]:
         """Of each fragment's contribution."""
         size = FragmentSizes(parameters=_PARAMETERS, codes_bytes=_PARAMETERS // 2, scales_bytes=16)

@@ -31,7 +31,7 @@ from wan_diloco.syncer.fragments_store import Maths
 from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
 from wan_diloco.syncer.observer import Observer
-from wan_diloco.syncer.plan import machine_settings, run_maths
+from wan_diloco.syncer.plan import machine_settings, run_maths, server_limits
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.syncer.service import Parts, SyncerService
 from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
@@ -217,7 +217,9 @@ def _curve(
 
 async def _serve(service: SyncerService, config: RunConfig, run_folder: Path) -> int:
     await service.prepare()
-    server = GrpcSyncerServer(service, config.syncer.listen, insecure=config.syncer.insecure)
+    server = GrpcSyncerServer(
+        service, config.syncer.listen, insecure=config.syncer.insecure, limits=server_limits(config)
+    )
     if config.syncer.insecure:
         _LOG.warning("insecure", listen=config.syncer.listen, detail="anybody who reaches this address is believed")
     received: list[signal.Signals] = []

@@ -11,9 +11,10 @@ from wan_diloco.protocol.quorum import GracePolicy
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.protocol.syncer_machine import SyncerSettings
 from wan_diloco.syncer.fragments_store import Maths, OuterRule
+from wan_diloco.transport.options import ServerLimits
 from wan_diloco.units import FragmentId, GlobalStep, LearnerId
 
-__all__ = ["machine_settings", "run_maths"]
+__all__ = ["machine_settings", "run_maths", "server_limits"]
 
 
 def run_maths(config: RunConfig, layout: Layout) -> Maths:
@@ -22,6 +23,19 @@ def run_maths(config: RunConfig, layout: Layout) -> Maths:
         lr=config.outer.lr, momentum=config.outer.momentum, warmup_steps=config.outer.momentum_warmup_steps
     )
     return Maths(layout, codec_by_name(config.wire.codec), outer)
+
+
+def server_limits(config: RunConfig) -> ServerLimits:
+    """How much peers may make the syncer hold: never less than an honest learner needs."""
+    # The layout may make fewer fragments, and then less is under way.
+    schedule = Schedule(num_fragments=config.sync.fragments, period_steps=config.sync.period_steps)
+    uploads = schedule.uploads_max(config.sync.overlap_steps)
+    defaults = ServerLimits()
+    return ServerLimits(
+        # Each may be offered again before the end of its broken stream is noticed here.
+        uploads_max=max(defaults.uploads_max, 2 * uploads),
+        partials_max=max(defaults.partials_max, uploads),
+    )
 
 
 def machine_settings(config: RunConfig, maths: Maths, initial_digests: tuple[str, ...]) -> SyncerSettings:
