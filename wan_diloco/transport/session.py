@@ -14,6 +14,7 @@ from wan_diloco.protocol.messages import (
     LearnerMessage,
     Pace,
     RefusalReason,
+    Stop,
     SyncerMessage,
     UpdateHeader,
 )
@@ -54,6 +55,7 @@ class ServerSession:
         self.uploads = 0
         self._hello_timeout_s = limits.hello_timeout_s
         self._greeted = False
+        self._stopped = False
         self._session = session
         self._peer = peer
         self._handler = handler
@@ -100,6 +102,7 @@ class ServerSession:
 
     def send(self, message: SyncerMessage) -> None:
         """Queue a control message; never blocks."""
+        self._stopped = self._stopped or isinstance(message, Stop)
         if not self._outbox.put(message, encode_syncer(message)):
             self.close("it doesn't read what it is told")
 
@@ -175,16 +178,16 @@ class ServerSession:
         self._handler.said(self, message)
 
     async def _listen(self, stream: ServerStream) -> None:
-        goodbye = False
+        goodbye = ""
         try:
             while (data := await stream.read()) is not None:
                 self._counters.control_bytes += len(data)
                 if not self._outbox.closed:
                     message = decode_learner(data)
-                    goodbye = isinstance(message, Goodbye)
+                    goodbye = "goodbye" if isinstance(message, Goodbye) else ""
                     self._hear(message)
             # The process that talks to us also closes properly when the one that trains was killed.
-            self.close("goodbye" if goodbye else "it went without a goodbye")
+            self.close(goodbye or ("it was told to stop" if self._stopped else "it went without a goodbye"))
         except DecodeError as problem:
             self.refuse(RefusalReason.GARBAGE, str(problem))
             self.close(f"it said something that makes no sense: {problem}")

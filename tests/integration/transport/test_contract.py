@@ -27,6 +27,7 @@ from wan_diloco.protocol.messages import (
     RefusalReason,
     Report,
     Start,
+    Stop,
     SyncerMessage,
 )
 from wan_diloco.transport.interface import Connection, Session
@@ -146,6 +147,24 @@ def test_a_goodbye_sent_right_before_closing_arrives(run: Runner, *, iterating: 
         assert handler.heard == [Goodbye(reason="done")]
         assert handler.ended == ["goodbye"]
         await within(connection.close())
+        await within(server.stop(1.0))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_one_that_closes_without_a_goodbye_did_so_by_order_or_not(run: Runner, *, stopped: bool) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, session = await connected(world, handler)
+        connection.send(hello())
+        await within(handler.until(lambda: bool(handler.heard)))
+        if stopped:
+            session.send(Stop(reason="the last step is reached", global_step=GlobalStep(9)))
+        await within(connection.close())
+        await within(handler.until(lambda: bool(handler.ended)))
+        assert handler.ended == ["it was told to stop" if stopped else "it went without a goodbye"]
         await within(server.stop(1.0))
 
     run(scenario)
