@@ -85,6 +85,14 @@ def test_a_model_that_cant_fit_is_refused_by_its_size() -> None:
     check_memory(config_of(), learners=2, syncers=1, replicas=2)
 
 
+def test_a_batch_that_cant_fit_is_refused_by_its_size() -> None:
+    batch = {"run": {"tokens": 10**13}, "inner": {"batch_tokens": 16 * 10**9}}
+    with pytest.raises(ConfigError, match=r"batch_tokens: passes of 16B tokens need at least .*TiB") as caught:
+        check_memory(config_of(**batch), learners=2)
+    assert "inner.accumulation" in caught.value.hint
+    check_memory(config_of(**{**batch, "inner": {"batch_tokens": 16 * 10**9, "accumulation": 10**6}}), learners=2)
+
+
 def test_a_missing_text_is_noticed_without_reading_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file or folder"):
         check_source(config_of(f"text:{tmp_path / 'nothing'}"))

@@ -298,6 +298,24 @@ def test_going_on_is_offered_only_where_it_can_help(
     assert ("--resume" in outcome.stderr) == helps
 
 
+def test_a_run_that_was_interrupted_after_its_end_is_not_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(_config: object, folder: Path, *, resume: bool) -> Outcome:
+        assert not resume
+        (folder / "state").mkdir(parents=True)
+        (folder / "summary.json").write_text('{"finished": true, "validation_nats_per_byte": 1.5}')
+        (folder / "report.html").write_text("")
+        return Outcome(exit_code=130)
+
+    monkeypatch.setattr("wan_diloco.cli.run._run_here", ended)
+    (tmp_path / "a.toml").write_text('[run]\ntokens = "1M"\n[[regions]]\nname = "a"\n')
+    outcome = in_this_process(capsys, "run", str(tmp_path / "a.toml"), "--run-folder", str(tmp_path / "run"))
+    assert outcome.exit_code == 130
+    assert f"the run is finished all the same: {tmp_path / 'run' / 'report.html'}" in outcome.stderr
+    assert "--resume" not in outcome.stderr
+
+
 @pytest.mark.parametrize(
     ("baseline", "words"),
     [

@@ -22,6 +22,8 @@ _PROCESSES: Final = frozenset({"syncer", "evaluator"})
 _LEARNER_BYTES: Final = 28
 _SYNCER_BYTES: Final = 12
 _REPLICA_BYTES: Final = 16
+# Of a token in a forward and backward pass, for each entry of the vocabulary: a logit and its gradient.
+_TOKEN_BYTES: Final = 8
 
 
 def check_regions(config: RunConfig) -> None:
@@ -57,15 +59,24 @@ def check_memory(config: RunConfig, *, learners: int = 0, syncers: int = 0, repl
 
     from wan_diloco.units import format_count, format_size
 
-    parameters = config.model.num_parameters
-    needed_bytes = parameters * (_LEARNER_BYTES * learners + _SYNCER_BYTES * syncers + _REPLICA_BYTES * replicas)
     available_bytes = psutil.virtual_memory().available
-    if needed_bytes > available_bytes:
+    parameters = config.model.num_parameters
+    model_bytes = parameters * (_LEARNER_BYTES * learners + _SYNCER_BYTES * syncers + _REPLICA_BYTES * replicas)
+    if model_bytes > available_bytes:
         raise ConfigError(
-            f"{format_count(parameters)} parameters need at least {format_size(needed_bytes)} of memory here, and "
+            f"{format_count(parameters)} parameters need at least {format_size(model_bytes)} of memory here, and "
             f"{format_size(available_bytes)} are available",
             where="model",
             hint="make model.dim, model.layers or model.vocab smaller, or use fewer regions",
+        )
+    tokens = config.inner.batch_tokens // config.inner.accumulation
+    pass_bytes = tokens * _TOKEN_BYTES * config.model.vocab * (learners + replicas)
+    if model_bytes + pass_bytes > available_bytes:
+        raise ConfigError(
+            f"passes of {format_count(tokens)} tokens need at least {format_size(pass_bytes)} of memory here, and "
+            f"{format_size(available_bytes - model_bytes)} are available",
+            where="inner.batch_tokens",
+            hint="make it smaller, or inner.accumulation larger",
         )
 
 
