@@ -8,7 +8,9 @@ ends the process, and the next one reads what is really there.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Final, TypeVar
@@ -36,6 +38,7 @@ KIND_PUBLICATION: Final = 3
 # Short at first, since a rotation may fail once; a full disk is asked every few seconds.
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_MAX_S: Final = 5.0
+_LEFT_MAX: Final = 10_000
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 T = TypeVar("T")
@@ -69,6 +72,8 @@ class TapeMirror:
         """Open nothing yet."""
         self._path = path
         self._file: IO[bytes] | None = None
+        # What a full disk didn't take; the journal waits then too, so that these are few.
+        self._left: list[bytes] = []
 
     def catch_up(self, lines: Sequence[bytes]) -> None:
         """Append what a killed process left out: whatever comes after the last line that is in the file.
@@ -93,14 +98,22 @@ class TapeMirror:
         self.append(missing)
 
     def append(self, lines: Iterable[bytes]) -> None:
-        """Add lines.
+        """Add lines, and those that couldn't be added before: all, or none.
 
         Raises:
             OSError: The file can't be written.
         """
+        self._left.extend(lines)
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
-        self._file.write(b"".join(line + b"\n" for line in lines))
+        data = b"".join(line + b"\n" for line in self._left)
+        written = self._file.write(data)
+        if written < len(data):
+            # A disk that fills up takes a part, and says so only by its length: no line may be torn.
+            self._file.truncate(self._file.seek(0, os.SEEK_END) - written)
+            del self._left[:-_LEFT_MAX]
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._left.clear()
 
     def close(self) -> None:
         """Close the file."""
@@ -140,6 +153,7 @@ class JournalKeeper:
         self._mirror = mirror
         self._report = report
         self._troubled = False
+        self._mirror_troubled = False
         self._unrecorded: set[JournalRef] = set()
         self._patient = True
         self.recording = False
@@ -170,10 +184,18 @@ class JournalKeeper:
             await self._until_done(lambda: in_executor(self._workers.journal, write))
             self.recording = False
         if lines:
-            try:
-                self._mirror.append(lines)
-            except OSError as exc:
-                self._report(f"tape.jsonl can't be written: {exc.strerror}")
+            self._copy(lines)
+
+    def _copy(self, lines: Sequence[bytes]) -> None:
+        try:
+            self._mirror.append(lines)
+        except OSError as exc:
+            self._mirror_troubled = True
+            self._report(f"tape.jsonl can't be written: {exc.strerror}")
+        else:
+            if self._mirror_troubled:
+                self._mirror_troubled = False
+                self._report("")
 
     async def append(self, kind: int, meta: object, payload: Buffers) -> JournalRef:
         """Append one record with a payload, and remember its place until `recorded` is called.

@@ -144,6 +144,38 @@ def test_what_is_no_place_is_refused(text):
         parse_ref(text)
 
 
+class FillingFile:
+    """Takes as many bytes as there is room, as a disk does that fills up."""
+
+    def __init__(self, path):
+        self.file = path.open("ab", buffering=0)
+        self.room = 10
+
+    def write(self, data):
+        taken = data[: self.room]
+        self.room -= len(taken)
+        return self.file.write(taken)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_a_disk_that_fills_up_tears_no_line_of_the_mirror_and_loses_none(tmp_path):
+    path = tmp_path / "tape.jsonl"
+    mirror = TapeMirror(path)
+    mirror.append([b"1"])
+    mirror.close()
+    mirror._file = FillingFile(path)
+    mirror.append([b"2"])
+    with pytest.raises(OSError, match="space"):
+        mirror.append([b"3", b'{"longer": 4}'])
+    assert path.read_bytes() == b"1\n2\n"
+    mirror._file.room = 1000
+    mirror.append([b"5"])
+    mirror.close()
+    assert path.read_text().splitlines() == ["1", "2", "3", '{"longer": 4}', "5"]
+
+
 def test_the_mirror_catches_up_behind_a_torn_line(tmp_path):
     path = tmp_path / "tape.jsonl"
     path.write_bytes(b'{"a":1}\n{"b":2}\n{"c"')
