@@ -103,7 +103,7 @@ class TapeMirror:
         Raises:
             OSError: The file can't be written.
         """
-        self._left.extend(lines)
+        self._left = [*self._left[-_LEFT_MAX:], *lines]
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
         data = b"".join(line + b"\n" for line in self._left)
@@ -111,7 +111,6 @@ class TapeMirror:
         if written < len(data):
             # A disk that fills up takes a part, and says so only by its length: no line may be torn.
             self._file.truncate(self._file.seek(0, os.SEEK_END) - written)
-            del self._left[:-_LEFT_MAX]
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._left.clear()
 

@@ -16,7 +16,7 @@ from wan_diloco.algorithm.codec import Payload
 from wan_diloco.errors import StorageError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import SyncerEvent
-from wan_diloco.protocol.messages import RefusalReason, Stop
+from wan_diloco.protocol.messages import RefusalReason, ResyncRequest, Stop
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import FragmentPublished, TapeRecord
@@ -25,6 +25,7 @@ from wan_diloco.syncer import journal_keeper
 from wan_diloco.syncer.journal_keeper import KIND_TAPE
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.transport.memory import MemoryNetwork
+from wan_diloco.units import FragmentId, LearnerId
 
 
 @pytest.fixture(autouse=True)
@@ -310,6 +311,28 @@ def test_a_contribution_with_a_nan_is_refused_whole_and_its_sender_resynced(tmp_
     asyncio.run(story())
     events = [line for line in _lines(tmp_path / "metrics.jsonl") if line["kind"] == "event"]
     assert any(line["name"] == "contribution_rejected" and "west" in line["detail"] for line in events)
+
+
+def test_what_strangers_say_is_counted_said_and_known_after_a_crash(tmp_path):
+    config = tiny_config()
+
+    async def first():
+        async with MemoryNetwork() as network, syncer(network, config, tmp_path) as made:
+            stranger = network.connection(LearnerId("nobody"))
+            await stranger.connect()
+            stranger.send(ResyncRequest(fragment_id=FragmentId(0), reason=RefusalReason.DIGEST))
+            await until(lambda: made.service.status()["rejected"] == {"garbage": 1})
+            await stranger.close()
+            await made.crash()
+
+    async def second():
+        async with MemoryNetwork() as network, syncer(network, config, tmp_path, resume=True) as made:
+            return made.service.status()["rejected"]
+
+    asyncio.run(first())
+    events = [line for line in _lines(tmp_path / "metrics.jsonl") if line["kind"] == "event"]
+    assert [line["name"] for line in events if "before any Hello" in line["detail"]] == ["call_refused"]
+    assert asyncio.run(second()) == {"garbage": 1}
 
 
 def test_a_learner_that_was_away_is_brought_up_to_date_by_the_value(tmp_path):
