@@ -497,6 +497,17 @@ def test_a_long_round_trip_is_no_narrow_link() -> None:
     assert of(RequestSnapshot, uplink.hears(pull(F1)))
 
 
+def test_a_hello_that_waited_is_no_long_round_trip(uplink: Uplink) -> None:
+    """A syncer that waits for disk space answers late; what it acknowledges quickly is no further away than that."""
+    link = uplink.machine.context.link
+    link.rtt_s = 3600.0
+    uplink.boundary()
+    header = uplink.uploads()
+    uplink.now_s += 0.25
+    uplink.hears(Acknowledged(fragment_id=F0, step_lo=header.key.step_lo, step_hi=header.step_hi))
+    assert link.rtt_s == 0.25
+
+
 # ---- updates -------------------------------------------------------------------------------------
 
 
