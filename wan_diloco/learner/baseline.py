@@ -44,7 +44,7 @@ def baseline_tokens(config: RunConfig, mode: BaselineMode) -> int:
 def run_baseline(config: RunConfig, mode: BaselineMode, run_folder: Path) -> int:
     """Train a baseline to its end, one process a replica; main thread only.
 
-    Leaves `config.json`, `metrics.jsonl` and `summary.json` in the folder.
+    Leaves `config.json`, `metrics.jsonl`, `summary.json` and `report.html` in the folder.
 
     Args:
         config: The run to compare with.

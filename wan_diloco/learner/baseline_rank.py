@@ -18,8 +18,9 @@ from wan_diloco.learner.replica import Replica, StepOutcome
 from wan_diloco.learner.setup import held_out_tokens, open_shard
 from wan_diloco.learner.stop_signals import StopSignals, stop_signals
 from wan_diloco.models import build_model
-from wan_diloco.storage import write_json
+from wan_diloco.storage import write_json, write_text
 from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, EvaluationRecord, LearnerRecord, MetricsWriter
+from wan_diloco.telemetry.report import render_report
 from wan_diloco.training import evaluate
 from wan_diloco.units import format_count
 
@@ -109,6 +110,7 @@ class Observer:
             "tokens_per_s": tokens / wall_s if wall_s > 0 else None,
         }
         write_json(self._run_folder / SUMMARY_FILE, summary)
+        write_text(self._run_folder / "report.html", render_report(self._run_folder))
 
     def _show(self, steps: int, loss: float) -> None:
         """A line now and then, as a run has them; it says how fast training went since the last one."""

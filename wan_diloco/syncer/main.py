@@ -185,7 +185,7 @@ def _observer(
 ) -> Observer:
     learners = tuple(LearnerId(region.name) for region in config.regions)
     earlier = read_metrics(run_folder / METRICS_FILE).lines if restored.resumed else ()
-    observer = Observer(metrics, clock, learners, restored.state.parameters, earlier)
+    observer = Observer(metrics, clock, learners, restored.state.parameters, earlier, restored.state.anchors)
     for note in restored.notes:
         observer.event("state_taken_up", note)
     # A process that is killed may leave the tape further on than the metrics.

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from wan_diloco.clock import Clock
 from wan_diloco.protocol.messages import Report
-from wan_diloco.protocol.tape import FragmentPublished, LearnerAdmitted, RoundClosed, TapeRecord
+from wan_diloco.protocol.tape import (
+    FragmentPublished,
+    LearnerAdmitted,
+    MembershipChanged,
+    RoundClosed,
+    RunEnded,
+    SyncerStarted,
+    TapeRecord,
+)
 from wan_diloco.telemetry.logs import ChangeLogger, get_logger
 from wan_diloco.telemetry.metrics import MetricsWriter
 from wan_diloco.telemetry.records import (
@@ -56,6 +64,7 @@ class Observer:
         learners: All that are configured.
         parameters: Of each fragment.
         earlier: Lines that an earlier life of this syncer wrote, so that totals go on where they were.
+        live: Who was, when that life ended.
     """
 
     def __init__(
@@ -65,6 +74,7 @@ class Observer:
         learners: tuple[LearnerId, ...],
         parameters: tuple[int, ...],
         earlier: tuple[Line, ...] = (),
+        live: Collection[LearnerId] = (),
     ) -> None:
         """Take up the totals of earlier lines."""
         self._metrics = metrics
@@ -82,6 +92,8 @@ class Observer:
         self._written: dict[LearnerId, tuple[int, int, int]] = {}
         self._evaluation: dict[str, Any] | None = None
         self._evaluated_share: float | None = None
+        self._live: set[LearnerId] = set(live)
+        self._new: set[LearnerId] = set()
         for line in earlier:
             self._take_up(line)
 
@@ -114,8 +126,14 @@ class Observer:
     def recorded(self, record: TapeRecord) -> None:
         """A record of the tape is down."""
         match record:
+            case SyncerStarted() if record.term > 1:
+                self.event("syncer_restarted", f"it goes on where it was, for the {record.term - 1}. time")
+            case RunEnded():
+                self.event("run_ended", record.reason)
             case LearnerAdmitted():
-                self.event("learner_joined", f"{record.learner_id}, incarnation {record.incarnation}")
+                self._admitted(record)
+            case MembershipChanged():
+                self._membership({learner_id for learner_id, _ in record.anchors})
             case RoundClosed():
                 self._rounds[record.round_id] = _Round(closed=record, closed_s=self._clock.now_s())
             case FragmentPublished():
@@ -228,6 +246,24 @@ class Observer:
             return 0.0
         (from_s, before), (to_s, after) = self._speed[0], self._speed[-1]
         return max(0.0, (after - before) / (to_s - from_s)) if to_s > from_s else 0.0
+
+    def _admitted(self, record: LearnerAdmitted) -> None:
+        self._new.add(record.learner_id)
+        if record.incarnation == 1:
+            self.event("learner_joined", f"{record.learner_id}, incarnation 1")
+        else:
+            lives = f"incarnation {record.incarnation}: its process was started again"
+            self.event("learner_rejoined", f"{record.learner_id}, {lives}")
+
+    def _membership(self, live: set[LearnerId]) -> None:
+        """Who counts as live changed."""
+        for learner_id in sorted(self._live - live):
+            self.event(
+                "learner_away", f"{learner_id}: it left, or was silent for its whole lease; rounds go on without it"
+            )
+        for learner_id in sorted(live - self._live - self._new):
+            self.event("learner_back", f"{learner_id}: heard again, the same life")
+        self._live, self._new = live, set()
 
     def _published(self, record: FragmentPublished) -> None:
         known = self._rounds.pop(record.round_id, None)

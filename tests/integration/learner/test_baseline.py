@@ -60,6 +60,7 @@ def test_a_baseline_is_plain_training_on_the_runs_own_data(tmp_path: Path, mode:
     assert summary["test_nats_per_byte"] == pytest.approx(test, abs=1e-5)
     assert summary["tokens"] == STEPS * (32 if alone else 64)
     assert summary["wall_s"] > 0
+    assert "Loss against tokens" in (folder / "report.html").read_text()
 
     log = read_metrics(folder / METRICS_FILE)
     assert log.damaged == 0

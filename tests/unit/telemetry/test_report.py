@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from wan_diloco.protocol.ledger import DiscardReason
 from wan_diloco.telemetry import (
     EvaluationRecord,
     EventRecord,
@@ -21,6 +22,7 @@ from wan_diloco.telemetry import (
     WaitingRecord,
 )
 from wan_diloco.telemetry.report import render_report
+from wan_diloco.telemetry.report.story import read_story
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +129,99 @@ def test_headline_figures_are_those_of_the_summary(
     assert "round 812: 1 of 2 learners, eu-west silent 4.1 s" in text
     assert "learner_left" in text
     assert "period_steps" in text
+
+
+def test_a_score_stands_where_its_model_was_published(
+    tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
+) -> None:
+    """The evaluator answers half a minute late."""
+    late = [
+        dataclasses.replace(
+            line, elapsed_s=line.elapsed_s + 30, record=dataclasses.replace(line.record, published_s=line.elapsed_s)
+        )
+        if isinstance(line.record, EvaluationRecord)
+        else line
+        for line in run_lines
+    ]
+    in_time, delayed = (run_writer(tmp_path / name, lines) for name, lines in (("a", run_lines), ("b", late)))
+    drawn = [read_story(folder).evaluations for folder in (in_time, delayed)]
+    assert drawn[0] == drawn[1]
+
+
+def test_what_was_interrupted_is_not_finished_and_tells_where_the_tokens_went(
+    tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
+) -> None:
+    folder = run_writer(tmp_path, run_lines)
+    summary = json.loads((folder / "summary.json").read_text())
+    interim = {"finished": False, "validation_nats_per_byte": None, "test_nats_per_byte": None}
+    (folder / "summary.json").write_text(json.dumps({**summary, **interim}))
+    text = render_report(folder)
+    assert "not finished" in text
+    assert "discarded: stale_base" in text
+    assert "published model so far" in text
+
+
+def test_a_final_model_without_a_score_is_not_given_an_older_one(
+    tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
+) -> None:
+    folder = run_writer(tmp_path, run_lines)
+    summary = json.loads((folder / "summary.json").read_text())
+    lost = {"validation_nats_per_byte": None, "test_nats_per_byte": None, "evaluation": "the evaluator is gone"}
+    (folder / "summary.json").write_text(json.dumps({**summary, **lost}))
+    tiles = render_report(folder).partition("</dl>")[0]
+    assert "<dt>Validation loss</dt><dd>-</dd>" in tiles
+    assert "the evaluator is gone" in tiles
+
+
+def test_each_fate_is_explained_and_each_share_says_of_what(
+    tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
+) -> None:
+    folder = run_writer(tmp_path, run_lines)
+    summary = json.loads((folder / "summary.json").read_text())
+    fates = dict.fromkeys(map(str, DiscardReason), 1000)
+    (folder / "summary.json").write_text(json.dumps({**summary, "tokens_discarded": fates}))
+    text = render_report(folder)
+    meanings = re.findall('<td class="about">(.*?)</td>', text)
+    assert len(meanings) == len(fates) + 2
+    assert len({meaning for meaning in meanings if meaning}) == len(meanings), "none without words, none like another"
+    assert "of the rounds a region was live for" in text
+    assert "Of all rounds" in text
+
+
+def test_lines_that_coincide_show_through_each_other(
+    tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
+) -> None:
+    page = Page(render_report(run_writer(tmp_path, run_lines)))
+    styles = [item["class"] or "" for item in page.inside("loss-tokens", "path")]
+    assert [style.split()[-1] for style in styles[:4]] == ["thin", "over1", "over2", "over3"]
+    assert [style.split()[-1] for style in styles[4:]] == ["ink", "ink-2"], "on top of all, and whole"
+
+
+def test_the_folder_that_is_shown_is_the_one_that_the_run_is_in(
+    tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
+) -> None:
+    folder = run_writer(tmp_path / "elsewhere", run_lines)
+    (folder / "config.json").write_text(json.dumps({"run": {"name": "sotu", "folder": "runs/sotu"}}))
+    text = render_report(folder)
+    assert "runs/sotu" not in text
+    assert str(folder) in text
+
+
+def test_a_baseline_has_a_report_of_what_it_has(
+    tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
+) -> None:
+    lines = [line for line in run_lines if isinstance(line.record, LearnerRecord | EvaluationRecord)]
+    folder = run_writer(tmp_path, lines)
+    summary = {"baseline": "alone", "validation_nats_per_byte": 1.4567, "tokens": 4_000_000, "wall_s": 60.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = render_report(folder)
+    page = Page(text)
+    assert page.figures() == {"loss-tokens", "loss-time"}
+    assert "baseline: alone" in text
+    assert "1.457" in text
+    assert "<dd>4 M</dd>" in text
+    assert "Participation" not in text
+    assert "trained model, validation" in text
 
 
 def test_a_ledger_that_does_not_balance_is_shown(

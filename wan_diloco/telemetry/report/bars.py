@@ -20,11 +20,12 @@ _LABEL_WIDTH: Final = 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A part of a bar: its name, its size, its classes."""
+    """A part of a bar: its name, its size, its classes, and in a sentence what it is."""
 
     name: str
     value: float
     style: str
+    about: str = ""
 
 
 def stacked_bar(key: str, title: str, note: str, shares: Sequence[Share], unit: Unit, *, width: int = 1140) -> Markup:
@@ -61,10 +62,11 @@ def stacked_bar(key: str, title: str, note: str, shares: Sequence[Share], unit: 
             tag("th", tag("span", class_=f"swatch {share.style}", aria_hidden="true"), share.name, scope="row"),
             tag("td", spell(share.value, unit)),
             tag("td", spell(share.value / total, "percent")),
+            tag("td", share.about, class_="about"),
         )
         for share in shares
     ]
-    head = tag("tr", tag("th", "Fate", scope="col"), tag("th", "Tokens", scope="col"), tag("th", "Share", scope="col"))
+    head = tag("tr", [tag("th", title, scope="col") for title in ("Fate", "Tokens", "Share", "What that means")])
     return tag(
         "figure",
         tag("figcaption", tag("h3", title, id=f"{key}-title"), tag("p", note, class_="note")),

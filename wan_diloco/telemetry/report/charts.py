@@ -16,7 +16,7 @@ from wan_diloco.telemetry.report.scales import Point, Scale, Unit, spell, ticks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Axis", "Chart", "Series", "empty_figure", "legend", "line_chart", "series_class"]
+__all__ = ["Axis", "Chart", "Series", "empty_figure", "legend", "line_chart", "overlaid_class", "series_class"]
 
 _LEFT: Final = 58
 _RIGHT: Final = 18
@@ -86,6 +86,11 @@ class Chart:
 def series_class(index: int) -> str:
     """The classes of the n-th thing: a hue, and a dash where the hues begin anew."""
     return f"s{index % _HUES}" + (f" dash{index // _HUES % 3}" if index >= _HUES else "")
+
+
+def overlaid_class(index: int) -> str:
+    """The class of the n-th of lines that may coincide: gaps in the later ones, through which the earlier show."""
+    return "" if index == 0 else f"over{min(index, 3)}"
 
 
 def legend(entries: Sequence[tuple[str, str]], *, lines: bool = False) -> Markup | None:

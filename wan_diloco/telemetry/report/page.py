@@ -29,7 +29,7 @@ _PART_TITLES = (
 
 
 def render_report(run_folder: Path) -> str:
-    """The report of a run, finished or not, from `metrics.jsonl`, `summary.json` and `config.json`.
+    """The report of a run or a baseline, finished or not, from `metrics.jsonl`, `summary.json` and `config.json`.
 
     Whatever is missing or cut off leaves a gap in the report and nothing worse.
 
@@ -40,7 +40,20 @@ def render_report(run_folder: Path) -> str:
         ConfigError: The metrics file is there and can't be read.
     """
     story = read_story(run_folder)
-    parts = {
+    if story.is_baseline:
+        return _page(story, sections.baseline_headlines(story), _baseline_parts(story))
+    return _page(story, sections.headlines(story), _run_parts(story))
+
+
+def _baseline_parts(story: Story) -> dict[str, Markup]:
+    return {
+        "quality": tag("div", sections.losses(story), class_="grid"),
+        "configuration": tables.configuration(story.config),
+    }
+
+
+def _run_parts(story: Story) -> dict[str, Markup]:
+    return {
         "quality": tag("div", sections.losses(story), class_="grid"),
         "participation": tag("div", sections.participation_figures(story), class_="grid"),
         "rounds": tag("div", timeline(story.rounds, story.end_s), tables.durations(story), class_="stack"),
@@ -54,13 +67,17 @@ def render_report(run_folder: Path) -> str:
         ),
         "configuration": tables.configuration(story.config),
     }
+
+
+def _page(story: Story, headlines: Markup, parts: dict[str, Markup]) -> str:
+    titles = [(key, title) for key, title in _PART_TITLES if key in parts]
     body = tag(
         "main",
-        _header(story),
-        sections.headlines(story),
+        _header(story, titles),
+        headlines,
         [
             tag("section", tag("h2", title), parts[key], id=f"part-{key}", class_="part", aria_label=title)
-            for key, title in _PART_TITLES
+            for key, title in titles
         ],
         tag("footer", tag("p", _footer(story))),
     )
@@ -77,9 +94,11 @@ def render_report(run_folder: Path) -> str:
     )
 
 
-def _header(story: Story) -> Markup:
+def _header(story: Story, titles: list[tuple[str, str]]) -> Markup:
     facts = []
-    if story.regions:
+    if story.is_baseline:
+        facts.append(f"baseline: {story.summary['baseline']}")
+    elif story.regions:
         facts.append(f"{len(story.regions)} region{'s' if len(story.regions) > 1 else ''}: {', '.join(story.regions)}")
     wire = story.config.get("wire")
     if isinstance(wire, dict) and wire.get("codec"):
@@ -97,7 +116,7 @@ def _header(story: Story) -> Markup:
         tag("p", " \u00b7 ".join(facts), class_="facts") if facts else None,
         tag(
             "nav",
-            [tag("a", title, href=f"#part-{key}") for key, title in _PART_TITLES],
+            [tag("a", title, href=f"#part-{key}") for key, title in titles],
             aria_label="Parts of the report",
         ),
     )

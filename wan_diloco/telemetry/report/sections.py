@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from wan_diloco.telemetry.report.bars import Share, row_bars, stacked_bar
-from wan_diloco.telemetry.report.charts import Axis, Chart, Series, line_chart, series_class
+from wan_diloco.telemetry.report.charts import Axis, Chart, Series, line_chart, overlaid_class, series_class
 from wan_diloco.telemetry.report.markup import Markup, tag
 from wan_diloco.telemetry.report.scales import bucket_means, last_of_buckets, spell
 from wan_diloco.telemetry.summary import fresh_learners
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wan_diloco.telemetry.report.story import Evaluation, Progress, Story, Traffic
 
 __all__ = [
+    "baseline_headlines",
     "fate",
     "headlines",
     "losses",
@@ -26,6 +27,18 @@ _POINTS: Final = 240
 _STRETCHES: Final = 120  # of a noisy loss
 _BYTE_VOCABULARY: Final = 256
 _FATES: Final = {"merged": "f0", "outstanding": "f7", "not merged yet": "f7"}
+_MEANINGS: Final = {
+    "merged": "went into the published model",
+    "outstanding": "trained, and its fate was not decided yet",
+    "not merged yet": "trained, and not merged so far: on its way, or lost for one of the reasons of the ledger",
+    "overlap": "trained while its fragment was being merged, and overwritten when the result was installed",
+    "late": "its round closed without it, and the next value was installed over it before it could be sent",
+    "stale_base": "rested on a value that was more than one version old when it could have been merged",
+    "refused": "the syncer could not use it: damaged, not finite, or not what was agreed on",
+    "crashed": "its learner died before it was sent",
+    "syncer_lost": "a syncer that restarted knew nothing of it",
+    "run_ended": "trained or sent after the last round of its fragment",
+}
 
 
 def headlines(story: Story) -> Markup:
@@ -33,11 +46,8 @@ def headlines(story: Story) -> Markup:
     balance = story.figure("ledger_balance")
     least = story.figure("merges_per_fragment_min")
     tiles: list[tuple[str, str, str]] = [
-        ("Validation loss", _spelled(story, "validation_nats_per_byte", "number"), "nats a byte, published model"),
-        ("Test loss", _spelled(story, "test_nats_per_byte", "number"), "nats a byte, published model"),
-        ("Tokens trained", _spelled(story, "tokens_trained", "tokens"), f"in {spell(_wall_s(story), 'time')}"),
-        ("Speed", _spelled(story, "tokens_per_s", "tokens"), "tokens a second, all regions"),
-        ("Participation", _spelled(story, "participation", "percent"), "of live members merged fresh"),
+        *_quality_tiles(story),
+        ("Participation", _spelled(story, "participation", "percent"), "of the rounds a region was live for"),
         (
             "Rounds",
             _spelled(story, "rounds", "count"),
@@ -52,6 +62,31 @@ def headlines(story: Story) -> Markup:
     ]
     if balance:
         tiles[-1] = (tiles[-1][0], tiles[-1][1], "tokens lost or counted twice")
+    return _tiles(tiles)
+
+
+def baseline_headlines(story: Story) -> Markup:
+    """Those of them that make sense without a wide area."""
+    return _tiles(_quality_tiles(story))
+
+
+def _quality_tiles(story: Story) -> list[tuple[str, str, str]]:
+    model = "trained model" if story.is_baseline else "published model"
+    about = f"nats a byte, {model}"
+    if not story.finished:
+        about += " so far"
+    elif story.figure("validation_nats_per_byte") is None:
+        about = str(story.summary.get("evaluation", "not evaluated"))
+    regions = "tokens a second" if story.is_baseline else "tokens a second, all regions"
+    return [
+        ("Validation loss", _spelled(story, "validation_nats_per_byte", "number"), about),
+        ("Test loss", _spelled(story, "test_nats_per_byte", "number"), f"nats a byte, {model}"),
+        ("Tokens trained", _spelled(story, "tokens_trained", "tokens"), f"in {spell(_wall_s(story), 'time')}"),
+        ("Speed", _spelled(story, "tokens_per_s", "tokens"), regions),
+    ]
+
+
+def _tiles(tiles: list[tuple[str, str, str]]) -> Markup:
     return tag(
         "dl",
         [
@@ -76,14 +111,14 @@ def losses(story: Story) -> list[Markup]:
             Series(
                 name=region,
                 points=bucket_means([along(item) for item in story.progress[region]], _STRETCHES),
-                style=f"{series_class(index)} thin",
+                style=f"{series_class(index)} thin {overlaid_class(index)}",
             )
             for index, region in enumerate(story.regions)
             if region in story.progress
         ]
         published = [
             Series(
-                name=f"published model, {split}",
+                name=f"trained model, {split}" if story.is_baseline else f"published model, {split}",
                 points=bucket_means([of_score(item) for item in story.evaluations if item.split == split], _POINTS),
                 style=style,
                 marked=True,
@@ -91,7 +126,9 @@ def losses(story: Story) -> list[Markup]:
             for split, style in (("validation", "ink"), ("test", "ink-2"))
             if any(item.split == split for item in story.evaluations)
         ]
-        note = "Each learner's training loss (means of short stretches) and the published model's score."
+        note = "Training loss of each learner (means of short stretches); score of the published model, at publication."
+        if story.is_baseline:
+            note = "The training loss (means of short stretches) and the score on held-out text."
         title = f"Loss against {key}"
         if bytewise:
             figures.append(_loss_chart(f"loss-{key}", title, note, axis, [*learners, *published], "nats a byte"))
@@ -121,7 +158,7 @@ def traffic(story: Story) -> list[Markup]:
             Series(
                 name=region,
                 points=last_of_buckets([reading(item) for item in story.traffic[region]], _POINTS),
-                style=series_class(index),
+                style=f"{series_class(index)} {overlaid_class(index)}",
             )
             for index, region in enumerate(story.regions)
             if story.traffic.get(region)
@@ -166,7 +203,7 @@ def participation_figures(story: Story) -> list[Markup]:
         if name in attendance
         for invited, fresh, stale in [attendance[name]]
     ]
-    note = "Of the rounds in which it was a live member: those that merged its work."
+    note = "Of the rounds in which it was a live member: those that merged its work. Away is not counted; see Regions."
     return [line_chart(over_rounds), row_bars("participation-regions", "Participation of each region", note, rows)]
 
 
@@ -180,13 +217,14 @@ def fate(story: Story) -> Markup:
             style = f"f{1 + reasons % 6}"
             reasons += 1
         merged = item.name in _FATES
-        shares.append(Share(name=item.name if merged else f"discarded: {item.name}", value=item.tokens, style=style))
-    if story.finished:
+        name = item.name if merged else f"discarded: {item.name}"
+        shares.append(Share(name=name, value=item.tokens, style=style, about=_MEANINGS.get(item.name, "")))
+    if "tokens_merged" in story.summary:
         note = (
             "Every token that a learner trained on, by the ledger: means over the fragments, weighted by their bytes."
         )
     else:
-        note = "So far, from the rounds alone: the ledger is written when the run ends."
+        note = "So far, from the rounds alone: the ledger is written when the run ends or is interrupted."
     return stacked_bar("fate", "Where the tokens went", note, shares, "tokens")
 
 

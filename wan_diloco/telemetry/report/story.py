@@ -125,12 +125,19 @@ class Story:
         """Whether the run came to its end; an interrupted one has a summary too."""
         return bool(self.summary.get("finished", bool(self.summary)))
 
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is ordinary training, for comparison."""
+        return "baseline" in self.summary
+
     def figure(self, key: str) -> float | None:
         """A number of the summary, or what the records say so far."""
         value = self.summary.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         match key:
+            case "tokens_trained" if self.is_baseline and isinstance(self.summary.get("tokens"), int):
+                return float(self.summary["tokens"])
             case "tokens_trained":
                 return float(sum(self.tokens.values())) or None
             case "participation":
@@ -145,6 +152,8 @@ class Story:
                 return self.end_s
             case "tokens_per_s":
                 return sum(self.tokens.values()) / self.end_s if self.end_s > 0 and self.tokens else None
+            case "validation_nats_per_byte" | "test_nats_per_byte" if self.finished and key in self.summary:
+                return None  # the final model has no score, and an earlier one's is not its
             case "validation_nats_per_byte" | "test_nats_per_byte":
                 scores = [item.nats_per_byte for item in self.evaluations if key.startswith(item.split)]
                 return scores[-1] if scores else None
@@ -198,6 +207,9 @@ def read_story(run_folder: Path) -> Story:
     config = _read_object(run_folder / _CONFIG_FILE)
     run = config.get("run")
     name = run.get("name") if isinstance(run, dict) else None
+    if isinstance(run, dict) and "folder" in run:
+        # The setting says where runs of this configuration go by themselves; this one may have been put elsewhere.
+        config["run"] = {**run, "folder": str(run_folder)}
     story = Story(
         name=str(name or run_folder.resolve().name),
         config=config,

@@ -51,11 +51,13 @@ def regions_table(story: Story) -> Markup | None:
                 spell(seen[-1].uplink_bytes, "bytes") if seen else "-",
                 spell(seen[-1].downlink_bytes, "bytes") if seen else "-",
                 spell(fresh / invited, "percent") if invited else "-",
+                spell(fresh / len(story.rounds), "percent") if story.rounds else "-",
             )
         )
     if not rows:
         return None
-    return _table("Regions", ("Region", "Tokens trained", "Sent", "Received", "Participation"), rows, key="regions")
+    head = ("Region", "Tokens trained", "Sent", "Received", "Merged in, of its live rounds", "Of all rounds")
+    return _table("Regions", head, rows, key="regions")
 
 
 def moments(key: str, title: str, items: Sequence[Moment], empty: str) -> Markup:

@@ -1,0 +1,82 @@
+"""What the observer writes down of the run's turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from wan_diloco.clock import ManualClock
+from wan_diloco.protocol.tape import LearnerAdmitted, MembershipChanged, RunEnded, SyncerStarted
+from wan_diloco.syncer.observer import Observer
+from wan_diloco.telemetry import EvaluationRecord, EventRecord, MetricsWriter
+from wan_diloco.units import Epoch, GlobalStep, Incarnation, LearnerId, LocalStep, RoundId, Term
+
+EAST, WEST = LearnerId("east"), LearnerId("west")
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    with MetricsWriter(tmp_path / "metrics.jsonl", ManualClock(), origin_s=0.0) as writer:
+        yield writer
+
+
+def _admitted(learner_id: LearnerId, incarnation: int) -> LearnerAdmitted:
+    return LearnerAdmitted(
+        learner_id=learner_id, incarnation=Incarnation(incarnation), local_step=LocalStep(0), tokens=0
+    )
+
+
+def _live(*learners: LearnerId) -> MembershipChanged:
+    return MembershipChanged(global_step=GlobalStep(1), anchors=tuple((learner, 0) for learner in learners))
+
+
+def _events(metrics) -> list[str]:
+    records = [line.record for line in metrics.tail()]
+    return [f"{item.name} {item.detail.split()[0].strip(',:')}" for item in records if isinstance(item, EventRecord)]
+
+
+def test_deaths_and_returns_are_events(metrics):
+    observer = Observer(metrics, ManualClock(), (EAST, WEST), (10,))
+    for record in (
+        SyncerStarted(term=Term(1), epoch=Epoch(0), next_round=RoundId(0)),
+        _admitted(EAST, 1),
+        _live(EAST),
+        _admitted(WEST, 1),
+        _live(EAST, WEST),
+        _live(WEST),
+        _live(EAST, WEST),
+        _admitted(EAST, 2),
+        _live(EAST, WEST),
+        RunEnded(global_step=GlobalStep(9), reason="done"),
+    ):
+        observer.recorded(record)
+    assert _events(metrics) == [
+        "learner_joined east",
+        "learner_joined west",
+        "learner_away east",
+        "learner_back east",
+        "learner_rejoined east",
+        "run_ended done",
+    ]
+
+
+def test_a_restarted_syncer_is_an_event_and_nobody_that_stayed_comes_back(metrics):
+    observer = Observer(metrics, ManualClock(), (EAST, WEST), (10,), live=(EAST, WEST))
+    observer.recorded(SyncerStarted(term=Term(2), epoch=Epoch(0), next_round=RoundId(5)))
+    observer.recorded(_live(EAST))
+    assert [event.split()[0] for event in _events(metrics)] == ["syncer_restarted", "learner_away"]
+
+
+def test_a_score_says_whether_it_is_the_runs_and_when_its_model_was_published(metrics):
+    observer = Observer(metrics, ManualClock(), (EAST,), (10,))
+    point = {"tokens": 5, "global_step": 6, "published_s": 7.0, "validation_loss": 1.5, "final": False}
+    observer.evaluated(point)
+    observer.evaluating(0.5)
+    assert observer.status()["evaluated_share"] == 0.5
+    observer.evaluated({**point, "test_loss": 1.6, "final": True})
+    records = [line.record for line in metrics.tail()]
+    scores = [item for item in records if isinstance(item, EvaluationRecord)]
+    assert [(item.split, item.final, item.published_s) for item in scores] == [
+        ("validation", False, 7.0),
+        ("validation", True, 7.0),
+        ("test", True, 7.0),
+    ]
