@@ -188,6 +188,16 @@ def test_each_fate_is_explained_and_each_share_says_of_what(
     assert "Of all rounds" in text
 
 
+def test_the_time_of_the_evaluation_is_no_time_of_the_run(
+    tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
+) -> None:
+    score = EvaluationRecord(
+        tokens=5, global_step=6, split="validation", nats_per_byte=1.5, final=True, published_s=60.0
+    )
+    last = Line(elapsed_s=1500.0, wall_s=1.6e9, record=score)
+    assert read_story(run_writer(tmp_path, [*run_lines, last])).end_s < 65
+
+
 def test_lines_that_coincide_show_through_each_other(
     tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
 ) -> None:

@@ -66,7 +66,8 @@ def stacked_bar(key: str, title: str, note: str, shares: Sequence[Share], unit: 
         )
         for share in shares
     ]
-    head = tag("tr", [tag("th", title, scope="col") for title in ("Fate", "Tokens", "Share", "What that means")])
+    titles = [tag("th", title, scope="col") for title in ("Fate", "Tokens", "Share")]
+    head = tag("tr", titles, tag("th", "What that means", scope="col", class_="about"))
     return tag(
         "figure",
         tag("figcaption", tag("h3", title, id=f"{key}-title"), tag("p", note, class_="note")),

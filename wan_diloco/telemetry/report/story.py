@@ -101,7 +101,7 @@ class Story:
         waits: What was waited for.
         events: What happened.
         damaged_lines: Lines of the metrics file that couldn't be read.
-        end_s: Elapsed at the last line.
+        end_s: Elapsed at the last line that tells of training or of a round.
         began_wall_s: Unix time when the run began, if a line says so.
     """
 
@@ -219,7 +219,9 @@ def read_story(run_folder: Path) -> Story:
     )
     lines = sorted((line for line in log.lines if math.isfinite(line.elapsed_s)), key=lambda line: line.elapsed_s)
     if lines:
-        story.end_s = lines[-1].elapsed_s
+        # What is written of the evaluation and of farewells, after the last step, isn't the run.
+        working = [line for line in lines if isinstance(line.record, LearnerRecord | RoundRecord)]
+        story.end_s = (working or lines)[-1].elapsed_s
         began = lines[0].wall_s - lines[0].elapsed_s
         story.began_wall_s = began if math.isfinite(began) else None
     _tell(story, lines)
