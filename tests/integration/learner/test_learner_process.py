@@ -104,7 +104,8 @@ async def syncer_moves(syncer: StubSyncer, second: StubSyncer) -> None:
     syncer.session.close("the test moves the syncer")
     hello = (await second.until(lambda: second.of(Hello)))[0]
     assert hello.incarnation == 1
-    assert hello.local_step > before
+    # On a busy machine the uplink may be back before another step is taken.
+    assert hello.local_step >= before
     await second.until(lambda: second.steps > hello.local_step)
 
 
