@@ -59,7 +59,7 @@ def run(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train one model across all regions of a configuration, on this machine.
+    """Train one model across regions, all on this machine.
 
     Starts a syncer and a learner a region, keeps them alive, and shows how they do. Ctrl-C ends the run
     cleanly, and --resume goes on with it.

@@ -37,10 +37,10 @@ def syncer(
         bool, typer.Option("--input-log", help="Write every event to input.jsonl, for debugging.")
     ] = False,
 ) -> None:
-    """Merge the regions' work until the run has ended, or until SIGTERM.
+    """Merge the regions' work until the run has ended.
 
-    It listens where `syncer.listen` says, and writes the address to DIR/address. Started again with
-    --resume it goes on with the very same bits.
+    It listens where `syncer.listen` says, and writes the address to DIR/address. SIGTERM ends it cleanly; started
+    again with --resume it goes on with the very same bits.
     """
     config = load(files, overrides).config
     check_syncer_folder(config, run_folder, resume=resume)

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def version(*, as_json: JsonFlag = False) -> None:
-    """Print the version of this program and of what its results depend on."""
+    """Print the versions that results depend on."""
     versions = {name: _installed(name) for name in _PACKAGES} | {"python": platform.python_version()}
     if as_json:
         typer.echo(json.dumps(versions, indent=2))

@@ -110,6 +110,11 @@ class LocalTrainer:
         return max(0, self._local_step - self._anchor)
 
     @property
+    def total_steps(self) -> int:
+        """Of the run."""
+        return self._total_steps
+
+    @property
     def may_step(self) -> bool:
         """Whether the next step may be taken."""
         return self.exit is None and (self._until_step is None or self._local_step < self._until_step)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainingLoop", "checkpoint_folder", "run_learner"]
 
 _CHECKPOINT_EVERY_S: Final = 60.0
+_PROGRESS_EVERY_S: Final = 10.0
 _LOG: Final[Logger] = get_logger("learner")
 
 
@@ -72,7 +73,7 @@ class TrainingLoop:
         self._clock = clock
         self._signals = signals
         self._reported_step = -1
-        self._saved_s = clock.now_s()
+        self._saved_s = self._told_s = clock.now_s()
 
     def run(self) -> int:
         """Train until the syncer ends it or a signal does.
@@ -101,6 +102,17 @@ class TrainingLoop:
         if passed.installed or passed.snapshots or passed.local_step != self._reported_step:
             self._reported_step = passed.local_step
             self._uplink.passed(passed)
+        if (now_s := self._clock.now_s()) - self._told_s >= _PROGRESS_EVERY_S:
+            self._told_s = now_s
+            _LOG.info(
+                "training" if self._trainer.may_step else "holding",
+                global_step=self._trainer.global_step,
+                total_steps=self._trainer.total_steps,
+                local_step=passed.local_step,
+                tokens=passed.tokens,
+                loss=None if passed.loss is None else round(passed.loss, 4),
+                step_time_s=round(passed.step_time_s, 4),
+            )
 
     def _step(self) -> None:
         started_s = self._clock.now_s()

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from wan_diloco.clock import Clock
 from wan_diloco.protocol.messages import Report
+from wan_diloco.protocol.status import Status
 from wan_diloco.protocol.tape import (
     FragmentPublished,
     LearnerAdmitted,
@@ -197,6 +198,18 @@ class Observer:
         self._speed.append((now_s, sum(self._tokens.values())))
         while now_s - self._speed[0][0] > _SPEED_WINDOW_S:
             self._speed.popleft()
+
+    def progress(self, status: Status) -> None:
+        """How the run stands, for whoever reads the log: now and then."""
+        self._logger.info(
+            "progress",
+            global_step=status.global_step,
+            total_steps=status.total_steps,
+            rounds=status.rounds,
+            participation=round(status.participation, 3),
+            live=[learner.learner_id for learner in status.learners if learner.live],
+            tokens_per_s=round(self._tokens_per_s()),
+        )
 
     def session_ended(self, learner_id: LearnerId, counters: Counters) -> None:
         """What a session moved goes into the learner's totals; its last report is shown."""

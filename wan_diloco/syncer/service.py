@@ -65,6 +65,7 @@ from wan_diloco.wire.frames import Buffers
 
 __all__ = ["Parts", "SyncerService"]
 
+_PROGRESS_EVERY_S: Final = 10.0
 _TICK_S: Final = 1.0
 # Between two tries of what failed for a reason that won't be gone at once.
 _RETRY_S: Final = 1.0
@@ -352,9 +353,13 @@ class SyncerService:
         self._emit(TransferBroken(session=effect.session, fragment_id=fragment_id))
 
     async def _tick(self) -> None:
+        told_s = self._clock.now_s()
         while True:
             await asyncio.sleep(_TICK_S)
             self._parts.observer.tick(self._open_traffic())
+            if (now_s := self._clock.now_s()) - told_s >= _PROGRESS_EVERY_S:
+                told_s = now_s
+                self._parts.observer.progress(status_of(self._machine, now_s))
             for reason, number in self._refusals.take():
                 self._emit(CallsRefused(reason=reason, number=number))
             # A snapshot may be due although nothing was said.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
+from tests.support.desk import Desk, E
 from wan_diloco.clock import ManualClock
+from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.tape import LearnerAdmitted, MembershipChanged, RunEnded, SyncerStarted
 from wan_diloco.syncer.observer import Observer
 from wan_diloco.telemetry import EvaluationRecord, EventRecord, MetricsWriter
@@ -79,4 +82,14 @@ def test_a_score_says_whether_it_is_the_runs_and_when_its_model_was_published(me
         ("validation", False, 7.0),
         ("validation", True, 7.0),
         ("test", True, 7.0),
+    ]
+
+
+def test_the_log_says_how_the_run_stands(metrics):
+    desk = Desk()
+    desk.joins(E, EAST)
+    with capture_logs() as logs:
+        Observer(metrics, ManualClock(), (EAST, WEST), (10,)).progress(status_of(desk.machine, 0.0))
+    assert [(line["event"], line["global_step"], line["live"], line["rounds"]) for line in logs] == [
+        ("progress", 0, [EAST], 0)
     ]
