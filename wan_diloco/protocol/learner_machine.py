@@ -102,6 +102,8 @@ class LearnerMachine:
         self._global_step = GlobalStep(0)
         self._total_steps = GlobalStep(0)
         self._heard = False
+        # The training loop outlives an uplink, and may still go by an anchor that an earlier one told it.
+        self._paced = False
         self._started = False
         # A new life takes no step before it has the versions that the syncer named at its Welcome.
         self._joined = identity.incarnation > 0
@@ -243,9 +245,9 @@ class LearnerMachine:
         lockstep = self.context.settings.overlap_steps == 0
         own = anchor if lockstep else self.context.counters.local_step - global_step
         self._global_step = global_step
-        if own == self.context.anchor and next_unit is None:
+        if self._paced and own == self.context.anchor and next_unit is None:
             return
-        self.context.anchor = own
+        self._paced, self.context.anchor = True, own
         self.context.effects.append(SetPace(anchor=own, total_steps=self._total_steps, next_unit=next_unit))
 
     # ---- boundaries ------------------------------------------------------------------------------

@@ -303,6 +303,13 @@ def test_a_joiner_takes_no_step_before_it_has_what_was_there_at_its_welcome() ->
     assert AllowSteps(until_step=LocalStep(88)) in effects, "up to the last step of the run"
 
 
+def test_an_uplink_that_was_started_again_tells_its_training_loop_the_pace_whatever_it_is() -> None:
+    # The loop may go by an anchor that the uplink before was told; the new one can't know that.
+    uplink = Uplink(incarnation=1)
+    uplink.machine.start()
+    assert of(SetPace, uplink.joins()) == [SetPace(anchor=0, total_steps=GlobalStep(100), next_unit=None)]
+
+
 def test_the_pace_follows_the_step_last_heard(uplink: Uplink) -> None:
     uplink.boundary(steps=7)
     effects = uplink.hears(Pace(global_step=GlobalStep(5), anchor=1))
