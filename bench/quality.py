@@ -1,6 +1,7 @@
 """How good is the model? The run itself, one region alone, and data-parallel training, on the same model and data.
 
-    python bench/quality.py [--quick] [--json] [--seeds 1,2,3] [--config deploy/demo.toml] [--set KEY=VALUE ...]
+    python bench/quality.py [--quick] [--json] [--seeds 1,2,3] [--arms alone,wan_diloco] [--config deploy/demo.toml]
+                            [--set KEY=VALUE ...]
 
 Each arm is one `wan-diloco run`, as a user would start it, in a folder that is thrown away. The data-parallel arm sees
 the tokens of the whole run, the lone region those of one region. All arms of a seed run one after the other; what is
@@ -60,19 +61,22 @@ def run_arm(arm: str, config: Path, seed: int, overrides: list[str], folder: Pat
     if done.returncode != 0:
         raise RuntimeError(f"{arm} with seed {seed} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     summary = json.loads((folder / "summary.json").read_text())
-    return {key: summary[key] for key in KEPT if key in summary}
+    kept = {key: summary[key] for key in KEPT if key in summary}
+    if regions := summary.get("by_region"):
+        kept["sent_mb_a_region"] = statistics.mean(region["uplink_bytes"] for region in regions.values()) / 1e6
+    return kept
 
 
-def measure(config: Path, seeds: list[int], overrides: list[str]) -> dict[str, Any]:
-    """All arms for all seeds, and their medians and spreads."""
+def measure(arms: list[str], config: Path, seeds: list[int], overrides: list[str]) -> dict[str, Any]:
+    """The arms for all seeds, and their medians and spreads."""
     result: dict[str, Any] = {"machine": machine(), "seeds": seeds, "overrides": overrides, "arms": {}}
-    for arm in ARMS:
+    for arm in arms:
         runs = []
         for seed in seeds:
             with tempfile.TemporaryDirectory() as scratch:
                 runs.append(run_arm(arm, config, seed, overrides, Path(scratch) / "run"))
             print(f"{arm}, seed {seed}: {runs[-1]}", file=sys.stderr)
-        keys = [key for key in KEPT if all(isinstance(run.get(key), int | float) for run in runs)]
+        keys = [key for key in runs[0] if all(isinstance(run.get(key), int | float) for run in runs)]
         result["arms"][arm] = {
             key: {
                 "median": statistics.median(run[key] for run in runs),
@@ -95,13 +99,14 @@ def table(result: dict[str, Any]) -> str:
         "test_nats_per_byte": "test, nats a byte",
         "tokens_trained": "tokens trained on",
         "participation": "participation",
+        "sent_mb_a_region": "sent by a region, MB",
         "uplink_bits_per_parameter": "bits a parameter, up",
         "downlink_bits_per_parameter": "bits a parameter, down",
     }
     for key, name in names.items():
         cells = []
         for arm in ("alone", "data_parallel", "wan_diloco"):
-            figure = result["arms"][arm].get(key)
+            figure = result["arms"].get(arm, {}).get(key)
             cells.append("-" if figure is None else _spelled(figure))
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -121,12 +126,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"one seed, {QUICK_TOKENS} tokens")
     parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
     parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--arms", default=",".join(ARMS), help="which of them")
     parser.add_argument("--config", type=Path, default=ROOT / "deploy" / "demo.toml")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     chosen = parser.parse_args()
     seeds = [1] if chosen.quick else [int(seed) for seed in chosen.seeds.split(",")]
     overrides = chosen.overrides + ([f"run.tokens={QUICK_TOKENS}"] if chosen.quick else [])
-    result = measure(chosen.config, seeds, overrides)
+    arms = chosen.arms.split(",")
+    if unknown := set(arms) - set(ARMS):
+        parser.error(f"no such arms: {', '.join(sorted(unknown))}; there are {', '.join(ARMS)}")
+    result = measure(arms, chosen.config, seeds, overrides)
     print(json.dumps(result, indent=2) if chosen.json else f"{json.dumps(result['machine'])}\n\n{table(result)}")
 
 
