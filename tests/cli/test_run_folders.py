@@ -132,7 +132,16 @@ def test_no_run_begins_or_goes_on_where_a_baseline_was_trained(tmp_path: Path, *
         with pytest.raises(ConfigError, match="a baseline was trained in this folder"):
             check(tiny_config(), folder, resume=resume)
     with pytest.raises(ConfigError, match="a baseline was trained in this folder"):
-        check_learner_folder(folder)
+        check_learner_folder(folder, "a", resume=resume)
+
+
+def test_a_learner_goes_on_from_a_checkpoint_only_when_it_is_asked_to(tmp_path: Path) -> None:
+    (tmp_path / "learners" / "a" / "checkpoint").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="there is a checkpoint of a in this folder") as caught:
+        check_learner_folder(tmp_path, "a", resume=False)
+    assert "--resume" in (caught.value.hint or "")
+    check_learner_folder(tmp_path, "a", resume=True)
+    check_learner_folder(tmp_path, "b", resume=False)
 
 
 def test_a_baseline_may_begin_anew_but_replaces_no_result(tmp_path: Path) -> None:

@@ -117,14 +117,26 @@ def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool) ->
         _check_same(config, run_folder / "config.json")
 
 
-def check_learner_folder(run_folder: Path) -> None:
+def check_learner_folder(run_folder: Path, region: str, *, resume: bool) -> None:
     """See that a learner can keep its files in a folder, which may be its run's or its own.
 
+    Args:
+        run_folder: May be missing.
+        region: The learner's.
+        resume: Whether it may go on from the checkpoint that is there, if any.
+
     Raises:
-        ConfigError: It can't be written, or holds a baseline.
+        ConfigError: It can't be written; or it holds a baseline; or it holds a checkpoint of the region, and `resume`
+            is false.
     """
     _check_writable(run_folder)
     _refuse_baseline(run_folder)
+    if not resume and (run_folder / "learners" / region / "checkpoint").exists():
+        raise ConfigError(
+            f"there is a checkpoint of {region} in this folder",
+            where=str(run_folder),
+            hint="give --resume to go on from it, or another --run-folder",
+        )
 
 
 def check_baseline_folder(folder: Path) -> None:

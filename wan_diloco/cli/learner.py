@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from wan_diloco.cli.folders import check_learner_folder
+from wan_diloco.cli.folders import Holding, check_learner_folder, what_is_in
 from wan_diloco.cli.options import ConfigFiles, Overrides, folder_path, load
 from wan_diloco.cli.preflight import check_memory
 
@@ -54,7 +54,10 @@ def learner(
     Training goes on while the syncer is away. Exit codes: 75 asks to be started again, 77 and 78 not to be.
     """
     config = load(files, overrides).config
-    check_learner_folder(run_folder)
+    if what_is_in(run_folder) is Holding.FINISHED_RUN:
+        typer.echo(f"wan-diloco: the run in {run_folder} is finished", err=True)
+        return
+    check_learner_folder(run_folder, region, resume=resume)
     check_memory(config, learners=1)
 
     from wan_diloco.clock import SystemClock

@@ -105,6 +105,11 @@ class LocalTrainer:
         return self._local_step
 
     @property
+    def has_trained(self) -> bool:
+        """Whether this life has taken a step."""
+        return self._steps_of_life > 0
+
+    @property
     def global_step(self) -> int:
         """The run's step, as far as it is known here: what the learning rate follows."""
         return max(0, self._local_step - self._anchor)

@@ -186,7 +186,7 @@ def run_learner(
                     clock=clock,
                     signals=signals,
                 ).run()
-            if code not in {EXIT_AUTH, EXIT_CONFIG}:
+            if trainer.has_trained and code not in {EXIT_AUTH, EXIT_CONFIG}:
                 # One that was refused may be the old double of a learner that stands, and has the same folder.
                 _save_last(trainer, folder)
         return code

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from wan_diloco.protocol.events import DropUpload, RequestSnapshot, SnapshotTaken, StartUpload
+from wan_diloco.protocol.events import DropUpload, RequestSnapshot, ShowReason, SnapshotTaken, StartUpload
 from wan_diloco.protocol.learner_slots import LearnerContext, Slot
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, Declined, DeclineReason, Pull
 from wan_diloco.protocol.quorum import smooth
@@ -35,6 +35,7 @@ class UploadDesk:
         self.context = context
         self._rng = rng
         self._upload_s: float | None = None
+        self._barren = False
 
     def welcomed(self, now_s: float) -> None:
         """A session began: what an earlier one left unfinished goes on where the syncer says."""
@@ -104,6 +105,11 @@ class UploadDesk:
             self.context.work_until = counters.local_step + 1
             self._decline(pull, DeclineReason.ZERO_STEPS)
             return
+        if counters.tokens == state.tokens_lo:
+            self._show_barren(f"no loss or gradient was finite since step {state.step_lo}: its steps count for nothing")
+            self._decline(pull, DeclineReason.NO_TOKENS)
+            return
+        self._show_barren("")
         sizes = self.context.settings.sizes[snapshot.fragment_id]
         slot.upload = ContributionHeader(
             key=ContributionKey(
@@ -125,6 +131,12 @@ class UploadDesk:
         )
         slot.started_s = now_s
         self._start_upload(slot, slot.upload, pull.upload_s, now_s)
+
+    def _show_barren(self, text: str) -> None:
+        """Say that training gives nothing any more, and when it does again: once each."""
+        if self._barren != bool(text):
+            self._barren = bool(text)
+            self.context.effects.append(ShowReason(topic="finite", text=text))
 
     def _start_upload(self, slot: Slot, header: ContributionHeader, spread_s: float, now_s: float) -> None:
         """Send, and send again if neither an acknowledgement nor a broken stream is heard of."""

@@ -126,7 +126,8 @@ class Membership:
             member.live, member.local_step, member.tokens = True, local_step, tokens
             self._reanchor()
         else:
-            # Also downwards: a life knows best where it stands, and one wrong number must not stay for good.
+            # Also downwards: a life knows best where it stands, and one wrong number must not stay for good, neither
+            # here nor in its anchor.
             self.progressed(member, local_step, tokens)
         return earlier
 
@@ -137,9 +138,9 @@ class Membership:
         global step of now, like one whose lease was over.
 
         Returns:
-            Whether it was a leap.
+            Whether it was a leap, forwards or back.
         """
-        leap = local_step - member.local_step > self.leap_steps
+        leap = not 0 <= local_step - member.local_step <= self.leap_steps
         member.local_step, member.tokens = local_step, tokens
         if leap:
             self._reanchor()

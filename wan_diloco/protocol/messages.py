@@ -53,6 +53,8 @@ class DeclineReason(StrEnum):
     ZERO_STEPS = "zero_steps"
     BUSY = "busy"
     ROUND_CLOSED = "round_closed"
+    # Steps were taken, and none had a loss and gradients that are finite.
+    NO_TOKENS = "no_tokens"
 
 
 class RefusalReason(StrEnum):

@@ -20,6 +20,9 @@ from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, Rou
 
 __all__ = ["Candidates", "OpenRound", "RoundQueue", "candidates", "missing"]
 
+# Answers of a learner that has nothing to give yet: what it lacks is steps, not time.
+_WORKLESS = frozenset({DeclineReason.ZERO_STEPS, DeclineReason.NO_TOKENS})
+
 Reachable = Callable[[LearnerId, Incarnation], bool]
 
 
@@ -72,8 +75,13 @@ class OpenRound:
     @property
     def gives_up_s(self) -> float:
         """When the current attempt is given up unless it reaches its quorum before."""
-        lacks_work = DeclineReason.ZERO_STEPS in self.declined.values()
+        lacks_work = not _WORKLESS.isdisjoint(self.declined.values())
         return self.asked_s + (self.patience_s if lacks_work else self.window_s)
+
+    def is_barren(self, quorum: int) -> bool:
+        """Whether there would be a quorum, if the losses of enough members were finite."""
+        able = sum(self.declined.get(learner) is not DeclineReason.NO_TOKENS for learner in self.asked)
+        return able < quorum <= len(self.asked)
 
     def response_s(self, learner_id: LearnerId, attempt: int, now_s: float) -> float | None:
         """How long after its question an answer to an attempt comes; None if it stood in its sender's queue."""

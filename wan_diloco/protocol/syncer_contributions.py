@@ -65,6 +65,7 @@ class ContributionDesk:
             return
         self._journalled(Journalled(header=header, ref=event.ref, payload_bytes=event.payload_bytes))
         self.conductor.observe_response(header, now_s)
+        self.context.show(f"finite:{header.key.learner_id}", "")
         self._acknowledge(event.session, header)
 
     def failed(self, event: UploadFailed) -> None:

@@ -216,21 +216,25 @@ class SyncerMachine:
                 self.context.send(member.session, pace)
 
     def _end_run(self) -> None:
-        """At the last step, when every round is done, the run ends."""
+        """At the last step, when every round is done, or none that is left ever can be, the run ends."""
         context, membership = self.context, self.context.membership
         reached = membership.global_step >= context.settings.total_steps
         if not (self.state.started and reached):
             return
-        if not self.conductor.is_idle:
+        barren = self.conductor.is_barren and not self.state.closed
+        if not (self.conductor.is_idle or barren):
             text = f"all {context.settings.total_steps} steps are done: learners hold while the last rounds finish"
             context.show("end", text)
             return
         context.show("end", "")
         self._finished = True
         step = GlobalStep(membership.global_step)
+        reason = "the last step is reached"
+        if barren:
+            reason += "; its last rounds lack learners whose loss is finite"
         if not self.state.ended:
-            context.record(RunEnded(global_step=step, reason="the last step is reached"), durable=True)
+            context.record(RunEnded(global_step=step, reason=reason), durable=True)
         for member in membership.connected():
             if member.session is not None:
-                context.send(member.session, Stop(reason="the last step is reached", global_step=step))
-        context.effects.append(EndRun(reason="the last step is reached"))
+                context.send(member.session, Stop(reason=reason, global_step=step))
+        context.effects.append(EndRun(reason=reason))

@@ -61,6 +61,12 @@ class RoundConductor:
         """Nothing is due, open or being merged."""
         return not (self.open or self.context.state.closed or len(self.queue))
 
+    @property
+    def is_barren(self) -> bool:
+        """What is open can't close with the members of now: the losses of too many aren't finite."""
+        quorum = self.context.settings.policy.quorum
+        return bool(self.open) and all(round_.is_barren(quorum) for round_ in self.open.values())
+
     def next_stop(self) -> int:
         """The global step up to which no round is passed over: of the next that is due, or of one in progress."""
         step = self.context.membership.global_step
@@ -129,6 +135,9 @@ class RoundConductor:
             return
         if round_.asked.get(member.learner_id) == member.incarnation:
             round_.decline(member.learner_id, message.reason)
+        if message.reason is DeclineReason.NO_TOKENS:
+            text = "its loss or gradients are not finite any more, and its steps count for nothing"
+            self.context.show(f"finite:{member.learner_id}", f"{member.learner_id}: {text}")
 
     def merged(self, event: MergeFinished) -> None:
         """A merge is done: the new version exists, and everybody is sent it.

@@ -32,6 +32,10 @@ from wan_diloco.units import GlobalStep, Incarnation
 
 __all__ = ["SessionDesk"]
 
+# What is believed of a step's duration: leases and grace follow it, and a machine that was suspended must not count as
+# live for hours.
+_STEP_S_MAX = 600.0
+
 
 class SessionDesk:
     """What learners say, and what is answered at once.
@@ -138,7 +142,8 @@ class SessionDesk:
         leap = self.context.membership.progressed(member, report.local_step, report.tokens)
         text = f"{learner_id} went from step {said_step} to {report.local_step} at once: it counts from here"
         self.context.show(f"leap:{learner_id}", text if leap else "")
-        member.step_time_s, member.loss, member.learning_rate = report.step_time_s, report.loss, report.learning_rate
+        member.step_time_s = min(report.step_time_s, _STEP_S_MAX)
+        member.loss, member.learning_rate = report.loss, report.learning_rate
         member.reported = True
         ledger = self.context.state.ledger
         for item in report.fragments:

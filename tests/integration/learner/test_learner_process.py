@@ -154,6 +154,23 @@ def test_a_resumed_life_goes_on_from_its_checkpoint_under_torchruns_variables(tm
     assert found[0].local_step >= 5
 
 
+def test_a_life_that_took_no_step_leaves_no_checkpoint(tmp_path: Path) -> None:
+    config, folder = write_config(tmp_path), tmp_path / "run"
+    lock = folder / "learners" / "east" / "owner.lock"
+
+    async def scene() -> int:
+        # No syncer has written its address.
+        async with learner(config, folder) as process:
+            while not lock.exists():  # noqa: ASYNC110 - another process makes it
+                await asyncio.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            return await process.exit_code()
+
+    assert play(scene()) == 143
+    # It would replace that of an earlier life.
+    assert not checkpoint_folder(folder, "east").exists()
+
+
 def test_a_refusal_is_told_by_the_exit_code(tmp_path: Path) -> None:
     config, folder = write_config(tmp_path), tmp_path / "run"
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.desk import Desk, E, W, answer, messages, only, pulled, records
 from tests.support.protocol import BATCH_TOKENS, EAST, WEST, contribution, hello, report, syncer_settings
-from wan_diloco.protocol.events import CloseSession, LearnerDisconnected, SessionId
+from wan_diloco.protocol.events import CloseSession, LearnerDisconnected, SessionId, TimerFired
 from wan_diloco.protocol.messages import (
     Acknowledged,
     ContributionHeader,
@@ -181,6 +181,30 @@ def test_a_wrong_hello_does_not_stay() -> None:
     desk.says(third, report(4))
     assert status_of(desk.machine, 0.0).learners[0].local_step == 4
     assert status_of(desk.machine, 0.0).rejected == {}
+
+
+def test_a_wrong_hello_leaves_no_anchor_that_the_step_could_never_reach(desk: Desk) -> None:
+    desk.says(E, report(2))
+    desk.says(W, report(2))
+    desk.tell(LearnerDisconnected(session=E, reason="cut"))
+    desk.says(AGAIN, hello(incarnation=1, local_step=10**12))
+    desk.tell(LearnerDisconnected(session=AGAIN, reason="cut"))
+    third = SessionId(10)
+    desk.says(third, hello(incarnation=1, local_step=3))
+    desk.says(third, report(7))
+    desk.says(W, report(7))
+    assert step(desk) == 2 + 4, "both have taken four steps since"
+
+
+def test_no_report_makes_a_lease_endless() -> None:
+    desk = alone()
+    desk.says(E, replace(report(1), step_time_s=1e308))
+    desk.tell(LearnerDisconnected(session=E, reason="cut"))
+    due_s = desk.machine.deadline_s()
+    assert due_s is not None
+    assert due_s <= 3600
+    desk.tell(TimerFired(), after_s=due_s)
+    assert not any(learner.live for learner in status_of(desk.machine, desk.now_s).learners)
 
 
 def test_a_holding_learner_is_within_what_may_be_claimed() -> None:

@@ -402,6 +402,31 @@ def test_without_a_step_there_is_nothing_to_send(uplink: Uplink) -> None:
     assert not of(StartUpload, effects)
 
 
+def test_steps_without_a_finite_loss_are_declined_and_said_once(uplink: Uplink) -> None:
+    text = "no loss or gradient was finite since step 0: its steps count for nothing"
+    for attempt in (1, 2):
+        uplink.hears(pull(attempt=attempt))
+        uplink.step += 1
+        effects = uplink.tell(
+            BoundaryPassed(
+                local_step=LocalStep(uplink.step),
+                tokens=0,
+                unit=uplink.step,
+                step_time_s=1.0,
+                loss=None,
+                learning_rate=0.1,
+                installed=(),
+                snapshots=(SnapshotTaken(fragment_id=F0),),
+            )
+        )
+        assert [item.reason for item in of(Declined, said(effects))] == [DeclineReason.NO_TOKENS]  # type: ignore[attr-defined]
+        assert of(ShowReason, effects) == ([ShowReason(topic="finite", text=text)] if attempt == 1 else [])
+    uplink.hears(pull(attempt=3))
+    effects = uplink.boundary(F0)
+    assert of(StartUpload, effects)
+    assert ShowReason(topic="finite", text="") in effects
+
+
 def test_a_snapshot_that_nobody_asked_for_is_dropped(uplink: Uplink) -> None:
     assert not of(StartUpload, uplink.boundary(F0))
 

@@ -428,6 +428,44 @@ def test_the_step_ends_at_the_last_and_what_the_last_rounds_wait_for_is_shown() 
     assert ShowReason(topic="end", text="") in desk.merges(pull.round_id)
 
 
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_a_run_ends_although_nobodys_loss_is_finite(quorum: int) -> None:
+    desk = Desk(syncer_settings(total_steps=2, quorum=quorum))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    desk.says(W, report(2))
+    desk.says(E, report(2))
+    pull = only(Pull, messages(desk.effects, E))
+
+    def declined(reason: DeclineReason) -> Declined:
+        return Declined(round_id=pull.round_id, attempt=pull.attempt, fragment_id=pull.fragment_id, reason=reason)
+
+    effects = desk.says(E, declined(DeclineReason.NO_TOKENS))
+    assert desk.machine.context.waiting["finite:east"].startswith("east: its loss or gradients are not finite")
+    if quorum == 1:
+        assert not [effect for effect in effects if isinstance(effect, EndRun)], "west may still have something"
+        desk.says(W, declined(DeclineReason.BUSY))
+        effects = desk.says(W, declined(DeclineReason.NO_TOKENS))
+    reason = "the last step is reached; its last rounds lack learners whose loss is finite"
+    assert only(EndRun, effects) == EndRun(reason=reason)
+    assert isinstance(only(RunEnded, records(effects)), RunEnded)
+    assert status_of(desk.machine, desk.now_s).balance == 0
+
+
+def test_whose_loss_is_finite_again_is_no_longer_shown() -> None:
+    desk = Desk(syncer_settings(total_steps=20))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    desk.says(E, report(2))
+    pull = only(Pull, messages(desk.effects, E))
+    desk.says(
+        E, Declined(round_id=pull.round_id, attempt=1, fragment_id=pull.fragment_id, reason=DeclineReason.NO_TOKENS)
+    )
+    assert "finite:east" in desk.machine.context.waiting
+    desk.stores(E, answer(pull, step_hi=3))
+    assert "finite:east" not in desk.machine.context.waiting
+
+
 def test_an_epoch_is_kept_across_a_start() -> None:
     state = fresh_state()
     state.epoch = Epoch(3)

@@ -33,6 +33,7 @@ class _DeclineReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decline
     DECLINE_REASON_ZERO_STEPS: _DeclineReason.ValueType  # 1
     DECLINE_REASON_BUSY: _DeclineReason.ValueType  # 2
     DECLINE_REASON_ROUND_CLOSED: _DeclineReason.ValueType  # 3
+    DECLINE_REASON_NO_TOKENS: _DeclineReason.ValueType  # 4
 
 class DeclineReason(_DeclineReason, metaclass=_DeclineReasonEnumTypeWrapper):
     """Why a pull brings no contribution."""
@@ -41,6 +42,7 @@ DECLINE_REASON_UNSPECIFIED: DeclineReason.ValueType  # 0
 DECLINE_REASON_ZERO_STEPS: DeclineReason.ValueType  # 1
 DECLINE_REASON_BUSY: DeclineReason.ValueType  # 2
 DECLINE_REASON_ROUND_CLOSED: DeclineReason.ValueType  # 3
+DECLINE_REASON_NO_TOKENS: DeclineReason.ValueType  # 4
 Global___DeclineReason: _TypeAlias = DeclineReason  # noqa: Y015
 
 class _RefusalReason:
