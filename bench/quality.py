@@ -62,6 +62,7 @@ def run_arm(arm: str, config: Path, seed: int, overrides: list[str], folder: Pat
         raise RuntimeError(f"{arm} with seed {seed} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     summary = json.loads((folder / "summary.json").read_text())
     kept = {key: summary[key] for key in KEPT if key in summary}
+    kept.setdefault("tokens_trained", summary.get("tokens"))  # as a baseline calls it
     if regions := summary.get("by_region"):
         kept["sent_mb_a_region"] = statistics.mean(region["uplink_bytes"] for region in regions.values()) / 1e6
     return kept
@@ -99,9 +100,9 @@ def table(result: dict[str, Any]) -> str:
         "test_nats_per_byte": "test, nats a byte",
         "tokens_trained": "tokens trained on",
         "participation": "participation",
-        "sent_mb_a_region": "sent by a region, MB",
-        "uplink_bits_per_parameter": "bits a parameter, up",
-        "downlink_bits_per_parameter": "bits a parameter, down",
+        "sent_mb_a_region": "sent by a region in the whole run, MB",
+        "uplink_bits_per_parameter": "bits a parameter and merge, up",
+        "downlink_bits_per_parameter": "bits a parameter and merge, down",
     }
     for key, name in names.items():
         cells = []

@@ -19,7 +19,8 @@ class RegionView:
     """One region as it is shown.
 
     Attributes:
-        state: "live", "away", or how its process is, where that says more.
+        state: "live", "not connected", "away" (connected, and silent for its lease), or how its process is, where that
+            says more.
         since_s: How long it has been in that state.
         loss: Of its newest step, nats a token.
         uplink_bytes, downlink_bytes: Cumulative over the run.
@@ -117,7 +118,8 @@ def view_of(
     return RunView(
         global_step=told.get("global_step"),
         total_steps=told.get("total_steps"),
-        tokens=sum(region.tokens or 0 for region in regions),
+        # As in the summary: also what a life trained on that a killed process took with it.
+        tokens=round(told.get("trained_tokens") or 0),
         tokens_per_s=told.get("tokens_per_s"),
         published_loss=evaluation.get("nats_per_byte"),
         published_step=evaluation.get("global_step"),
@@ -137,6 +139,9 @@ def _state(condition: str, learner: Mapping[str, Any] | None, *, answering: bool
         return "starting"
     if not answering:
         return condition
+    if not learner.get("connected", True):
+        # A process that was started again, or a link that is cut: for the syncer it may be live for a while yet.
+        return "not connected"
     return "live" if learner.get("live") else "away"
 
 

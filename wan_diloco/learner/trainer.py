@@ -95,7 +95,7 @@ class TrainingLoop:
             if self._trainer.may_step:
                 self._step()
             else:
-                self._signals.wait(self._uplink.look_again_s, *self._uplink.readable)
+                self._wait()
 
     def _boundary(self) -> None:
         passed = self._trainer.boundary(self._uplink.receive())
@@ -113,6 +113,11 @@ class TrainingLoop:
                 loss=None if passed.loss is None else round(passed.loss, 4),
                 step_time_s=round(passed.step_time_s, 4),
             )
+
+    def _wait(self) -> None:
+        """Until something comes, or there is something to do or to say."""
+        times = (self._uplink.look_again_s, self._told_s + _PROGRESS_EVERY_S - self._clock.now_s())
+        self._signals.wait(min(time_s for time_s in times if time_s is not None), *self._uplink.readable)
 
     def _step(self) -> None:
         started_s = self._clock.now_s()

@@ -58,7 +58,9 @@ def syncer_address(start: UplinkStart, config: RunConfig) -> str:
         try:
             address = path.read_text().strip()
         except OSError as exc:
-            raise PeerUnavailable(f"no syncer listens yet: there is no {path}") from exc
+            raise PeerUnavailable(
+                f"no syncer listens yet: there is no {path} (--syncer HOST:PORT says where one is)"
+            ) from exc
     return address
 
 
@@ -133,7 +135,7 @@ def _show() -> Callable[[ShowReason], None]:
     changes = ChangeLogger(get_logger("uplink"))
 
     def show(effect: ShowReason) -> None:
-        changes.note(f"waiting_{effect.topic.partition(':')[0]}", effect.text or "over", topic=effect.topic)
+        changes.note(f"waiting_{effect.topic.partition(':')[0]}", effect.text or "no longer", topic=effect.topic)
 
     return show
 

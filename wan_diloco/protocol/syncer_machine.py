@@ -152,7 +152,10 @@ class SyncerMachine:
             return
         context = self.context
         for member in context.membership.expire(now_s):
-            context.show(f"member:{member.learner_id}", f"{member.learner_id} was silent for its whole lease")
+            context.show(
+                f"member:{member.learner_id}",
+                f"nothing was heard of {member.learner_id} for a whole lease: rounds go on without it",
+            )
         for member in context.membership.live():
             context.show(f"member:{member.learner_id}", "")
         self._start_run(now_s)

@@ -107,7 +107,7 @@ class Observer:
         else:
             self._reasons.pop(topic, None)
         name = f"{topic.partition(':')[0]}_waiting"
-        self._changes.note(name, text or "over", state=f"{topic} {text}", topic=topic)
+        self._changes.note(name, text or "no longer", state=f"{topic} {text}", topic=topic)
         self._metrics.write(WaitingRecord(reason="; ".join(self._reasons.values())))
 
     def event(self, name: str, detail: str) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "mean_loss",
     "participation",
     "summarise",
+    "tokens_per_s",
     "uplink_bits_per_parameter",
 ]
 
@@ -96,6 +97,24 @@ def mean_loss(records: Iterable[LearnerRecord]) -> float | None:
     return math.fsum(losses) / len(losses) if losses else None
 
 
+def tokens_per_s(lines: Iterable[Line], tokens: float, end_s: float) -> float | None:
+    """The mean speed from the first steps on: what starting the processes took says nothing about training.
+
+    Args:
+        lines: Of the run.
+        tokens: That all regions trained on.
+        end_s: When they had, since the run began.
+
+    Returns:
+        None when nobody took a step.
+    """
+    begun_s = (
+        line.elapsed_s for line in lines if isinstance(line.record, LearnerRecord) and line.record.local_step > 0
+    )
+    first_s = min(begun_s, default=end_s)
+    return tokens / (end_s - first_s) if end_s > first_s else None
+
+
 def summarise(
     lines: Sequence[Line],
     ledger: LedgerTotals,
@@ -145,7 +164,7 @@ def summarise(
         "tokens_outstanding": _whole(ledger.outstanding_tokens),
         "rounds": len(rounds),
         "wall_s": wall_s,
-        "tokens_per_s": ledger.trained_tokens / wall_s if wall_s > 0 else None,
+        "tokens_per_s": tokens_per_s(lines, ledger.trained_tokens, wall_s),
         "rejected": dict(sorted((rejected or {}).items())),
     }
 

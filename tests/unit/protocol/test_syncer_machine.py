@@ -141,7 +141,7 @@ def test_goodbye_ends_membership_at_once(desk: Desk) -> None:
 
 def test_silence_is_shown_and_forgiven(desk: Desk) -> None:
     desk.says(W, report(0), after_s=9.0)
-    gone = ShowReason(topic="member:east", text="east was silent for its whole lease")
+    gone = ShowReason(topic="member:east", text="nothing was heard of east for a whole lease: rounds go on without it")
     assert gone in desk.tell(TimerFired(), after_s=1.0)
     assert ShowReason(topic="member:east", text="") in desk.says(E, report(0), after_s=1.0)
 

@@ -77,7 +77,7 @@ def _quality_tiles(story: Story) -> list[tuple[str, str, str]]:
         about += " so far"
     elif story.figure("validation_nats_per_byte") is None:
         about = str(story.summary.get("evaluation", "not evaluated"))
-    regions = "tokens a second" if story.is_baseline else "tokens a second, all regions"
+    regions = "tokens a second" if story.is_baseline else "tokens a second, all regions, from the first steps on"
     return [
         ("Validation loss", _spelled(story, "validation_nats_per_byte", "number"), about),
         ("Test loss", _spelled(story, "test_nats_per_byte", "number"), f"nats a byte, {model}"),
