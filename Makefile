@@ -48,7 +48,7 @@ layers: setup ## imports point down only
 	$(BIN)/lint-imports
 
 unit: setup ## the quick tests, and the coverage of decisions and maths
-	$(PYTEST) --cov --cov-report=
+	$(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal --cov --cov-report=
 	$(BIN)/coverage report --include='$(COVERED)' --fail-under=$(COVERED_MIN)
 
 test-slow: setup ## what takes longer than a minute

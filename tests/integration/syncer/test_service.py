@@ -322,6 +322,8 @@ def test_what_strangers_say_is_counted_said_and_known_after_a_crash(tmp_path):
             await stranger.connect()
             stranger.send(ResyncRequest(fragment_id=FragmentId(0), reason=RefusalReason.DIGEST))
             await until(lambda: made.service.status()["rejected"] == {"garbage": 1})
+            # It is noted in the background, and a crash right now would lose it.
+            await until(lambda: "garbage" in (tmp_path / "tape.jsonl").read_text())
             await stranger.close()
             await made.crash()
 
