@@ -153,7 +153,9 @@ class UploadDesk:
             return
         if acknowledged_s is not None:
             took_s = acknowledged_s - slot.started_s
-            self._upload_s = smooth(self._upload_s, took_s)
+            # Up at once and down slowly: the first deltas of a run are small and travel alone, and what is taken for
+            # quicker than it is comes too late, period after period.
+            self._upload_s = max(took_s, smooth(self._upload_s, took_s))
             # A Hello may wait at a busy syncer for longer than it travels; an acknowledged upload takes a round trip.
             self.context.link.rtt_s = min(self.context.link.rtt_s, took_s)
         slot.upload, slot.retry_s, slot.failures = None, None, 0

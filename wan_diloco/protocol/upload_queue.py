@@ -18,6 +18,10 @@ from wan_diloco.units import FragmentId
 
 __all__ = ["UploadChoice", "choose_upload"]
 
+# An upload waits for its step boundary, and shares the link with another. Without room for that the same fragment comes
+# a little too late in each period, since periods repeat; with much, hardly any is in time, and the same few always are.
+_ROOM = 1.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadChoice:
@@ -38,8 +42,8 @@ class UploadChoice:
     steps: int
 
     def is_in_time(self, upload_s: float) -> bool:
-        """Whether bytes that need `upload_s` would be merged fresh."""
-        return upload_s <= (self.due_s if self.remaining_s is None else self.remaining_s)
+        """Whether bytes that usually need `upload_s` would surely be merged fresh."""
+        return _ROOM * upload_s <= (self.due_s if self.remaining_s is None else self.remaining_s)
 
 
 def choose_upload(waiting: Iterable[UploadChoice], upload_s: float) -> FragmentId | None:

@@ -85,6 +85,13 @@ def test_the_order_of_asking_changes_nothing(waiting: list[UploadChoice], upload
     assert choose_upload(shuffled, upload_s) == choose_upload(waiting, upload_s)
 
 
+def test_who_would_be_barely_in_time_gives_way_to_who_has_room() -> None:
+    barely = UploadChoice(fragment_id=FragmentId(0), remaining_s=None, due_s=1.1, periods=3, steps=9)
+    roomy = UploadChoice(fragment_id=FragmentId(1), remaining_s=None, due_s=2.0, periods=0, steps=1)
+    assert choose_upload([barely, roomy], 1.0) == roomy.fragment_id
+    assert choose_upload([barely, roomy], 0.5) == barely.fragment_id
+
+
 # ---- membership ----------------------------------------------------------------------------------
 
 NAMES = [LearnerId(name) for name in "abc"]

@@ -457,6 +457,19 @@ def test_who_knows_that_it_will_be_late_declines_and_keeps_its_place() -> None:
     declined = of(Declined, said(uplink.hears(pull(F1))))[0]
     assert isinstance(declined, Declined)
     assert declined.reason is DeclineReason.BUSY
+
+
+def test_one_slow_upload_is_believed_at_once() -> None:
+    # The first deltas of a run are small. Who goes on believing in them is late in each period.
+    uplink = Uplink(overlap_steps=1)
+    uplink.machine.start()
+    uplink.joins()
+    for attempt, took_s in ((1, 0.1), (2, 3.0)):
+        header = uplink.uploads(attempt=attempt)
+        done = Acknowledged(fragment_id=F0, step_lo=header.key.step_lo, step_hi=header.step_hi)
+        uplink.hears(done, after_s=took_s)
+    uplink.uploads(attempt=3)
+    assert [item.reason for item in of(Declined, said(uplink.hears(pull(F1))))] == [DeclineReason.BUSY]  # type: ignore[attr-defined]
     effects = uplink.hears(Acknowledged(fragment_id=F0, step_lo=LocalStep(0), step_hi=LocalStep(2)), after_s=9.0)
     assert RequestSnapshot(fragment_id=F1) in effects
 
