@@ -457,6 +457,8 @@ def test_who_knows_that_it_will_be_late_declines_and_keeps_its_place() -> None:
     declined = of(Declined, said(uplink.hears(pull(F1))))[0]
     assert isinstance(declined, Declined)
     assert declined.reason is DeclineReason.BUSY
+    effects = uplink.hears(Acknowledged(fragment_id=F0, step_lo=LocalStep(0), step_hi=LocalStep(2)), after_s=9.0)
+    assert RequestSnapshot(fragment_id=F1) in effects
 
 
 def test_one_slow_upload_is_believed_at_once() -> None:
@@ -470,8 +472,6 @@ def test_one_slow_upload_is_believed_at_once() -> None:
         uplink.hears(done, after_s=took_s)
     uplink.uploads(attempt=3)
     assert [item.reason for item in of(Declined, said(uplink.hears(pull(F1))))] == [DeclineReason.BUSY]  # type: ignore[attr-defined]
-    effects = uplink.hears(Acknowledged(fragment_id=F0, step_lo=LocalStep(0), step_hi=LocalStep(2)), after_s=9.0)
-    assert RequestSnapshot(fragment_id=F1) in effects
 
 
 def test_what_a_lost_connection_left_goes_on_in_the_next_session(uplink: Uplink) -> None:
