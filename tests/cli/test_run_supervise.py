@@ -93,6 +93,19 @@ def run(supervisor: Supervisor) -> Outcome:
     return outcome
 
 
+def run_past(stage: Stage, supervisor: Supervisor, condition: Condition, path: str) -> Outcome:
+    """Run, and make a file that the others wait for when the first learner is so."""
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.run())
+            await until(lambda: supervisor.learners[0].condition is condition)
+            (stage.folder / path).touch()
+            return await task
+
+    return asyncio.run(asyncio.wait_for(scene(), 60))
+
+
 def interrupted(stage: Stage, supervisor: Supervisor, signals: Sequence[tuple[str, signal.Signals]]) -> Outcome:
     """Run, and interrupt when files appear."""
 
@@ -158,14 +171,7 @@ def test_a_learner_that_was_started_wrongly_ends_the_run_with_its_own_words(stag
 def test_the_run_goes_on_without_a_learner_that_is_out(stage: Stage, learner: str, last_life: str) -> None:
     supervisor = stage.supervisor(LISTEN + "wait('over')", [learner, "wait('out'); (folder / 'over').touch()"])
 
-    async def scene() -> Outcome:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(supervisor.run())
-            await until(lambda: supervisor.learners[0].condition is Condition.HOPELESS)
-            (stage.folder / "out").touch()
-            return await task
-
-    assert asyncio.run(asyncio.wait_for(scene(), 60)) == Outcome(exit_code=0)
+    assert run_past(stage, supervisor, Condition.HOPELESS, "out") == Outcome(exit_code=0)
     assert stage.lives("r0")[-1] == last_life
     words = "another has our place" if last_life == "first" else "the text is gone"
     assert stage.said[-2:] == [f"r0 is out: {words}", "the run goes on with 1 of 2 regions"]
@@ -188,14 +194,7 @@ def test_a_region_that_dies_again_and_again_is_given_up_and_the_others_go_on(sta
     other = "wait('given-up'); (folder / 'over').touch()"
     supervisor = stage.supervisor(syncer, [dying, other])
 
-    async def scene() -> Outcome:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(supervisor.run())
-            await until(lambda: supervisor.learners[0].condition is Condition.GIVEN_UP)
-            (stage.folder / "given-up").touch()
-            return await task
-
-    assert asyncio.run(asyncio.wait_for(scene(), 60)).exit_code == 0
+    assert run_past(stage, supervisor, Condition.GIVEN_UP, "given-up").exit_code == 0
     assert stage.lives("r0") == ["first", "--resume", "--resume"]
     assert stage.said[-2:] == [
         "r0 is given up after dying 3 times in a row (a bug)",

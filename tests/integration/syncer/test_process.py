@@ -49,6 +49,11 @@ class Process:
                 await asyncio.sleep(0.05)
         return (self.folder / "address").read_text()
 
+    def kill_evaluator(self) -> None:
+        for child in psutil.Process(self.popen.pid).children():
+            if "wan_diloco.syncer.evaluator" in child.cmdline():
+                child.kill()
+
     async def exit_code(self) -> int:
         return await asyncio.to_thread(self.popen.wait, WAIT_S)
 
@@ -128,9 +133,7 @@ def test_an_evaluator_that_was_killed_is_replaced_for_the_end(tmp_path):
     async def story():
         async with syncer_process(tmp_path) as process:
             address = await process.address()
-            for child in psutil.Process(process.popen.pid).children():
-                if "wan_diloco.syncer.evaluator" in child.cmdline():
-                    child.kill()
+            process.kill_evaluator()
             async with learners(config, lambda _: grpc_connection(address)) as group:
                 await _train(address, group, 9)
                 assert await process.exit_code() == 0, process.log.read_text()
@@ -151,9 +154,7 @@ def test_a_run_whose_model_can_not_be_evaluated_says_so_and_tries_again_when_it_
                 await _train(address, group, 3)
                 # Its text is gone, so the first evaluator ends and no other can begin.
                 (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
-                for child in psutil.Process(process.popen.pid).children():
-                    if "wan_diloco.syncer.evaluator" in child.cmdline():
-                        child.kill()
+                process.kill_evaluator()
                 await _train(address, group, 2)
                 assert await process.exit_code() == 0, process.log.read_text()
         summary = json.loads((tmp_path / "summary.json").read_text())
