@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +197,17 @@ def test_the_time_of_the_evaluation_is_no_time_of_the_run(
     )
     last = Line(elapsed_s=1500.0, wall_s=1.6e9, record=score)
     assert read_story(run_writer(tmp_path, [*run_lines, last])).end_s < 65
+
+
+def test_the_speed_of_a_run_that_goes_on_is_that_of_its_training(
+    tmp_path: Path, run_lines: list[Line], run_writer: Callable[..., Path]
+) -> None:
+    late = [replace(line, elapsed_s=line.elapsed_s + 500.0) for line in run_lines]
+    folders = run_writer(tmp_path / "quick", run_lines), run_writer(tmp_path / "late", late)
+    for folder in folders:
+        (folder / "summary.json").unlink(missing_ok=True)
+    quick, slow = (read_story(folder).figure("tokens_per_s") for folder in folders)
+    assert slow == pytest.approx(quick)
 
 
 def test_lines_that_coincide_show_through_each_other(

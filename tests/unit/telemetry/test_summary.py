@@ -23,7 +23,7 @@ from wan_diloco.telemetry import (
     TrafficRecord,
     summarise,
 )
-from wan_diloco.telemetry.summary import cumulative, mean_loss
+from wan_diloco.telemetry.summary import cumulative, mean_loss, tokens_per_s
 
 LEDGER = LedgerTotals(
     trained_tokens=10251184259.0,
@@ -225,3 +225,14 @@ def test_prometheus_counters_follow_totals_up_and_never_down() -> None:
 def test_two_registries_live_in_one_process() -> None:
     for _ in range(2):
         PrometheusMetrics(CollectorRegistry(), version="1", git="g", proto="v1")
+
+
+@given(st.floats(0, 1e4))
+def test_what_the_start_took_says_nothing_about_speed(start_s: float) -> None:
+    told = [dataclasses.replace(line, elapsed_s=line.elapsed_s + start_s) for line in lines(*[learner("a", 2.0)] * 3)]
+    waiting = Line(elapsed_s=0.0, wall_s=1.6e9, record=dataclasses.replace(learner("a", 2.0), local_step=0))
+    assert tokens_per_s([waiting, *told], 500.0, start_s + 10) == pytest.approx(50.0)
+
+
+def test_without_a_step_there_is_no_speed() -> None:
+    assert tokens_per_s([], 0.0, 10.0) is None

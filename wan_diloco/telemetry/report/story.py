@@ -24,6 +24,7 @@ from wan_diloco.telemetry.summary import (
     downlink_bits_per_parameter,
     fresh_learners,
     participation,
+    tokens_per_s,
     uplink_bits_per_parameter,
 )
 
@@ -102,6 +103,7 @@ class Story:
         events: What happened.
         damaged_lines: Lines of the metrics file that couldn't be read.
         end_s: Elapsed at the last line that tells of training or of a round.
+        speed: Tokens a second of all regions, from the first steps on; None before them.
         began_wall_s: Unix time when the run began, if a line says so.
     """
 
@@ -118,6 +120,7 @@ class Story:
     events: list[Moment] = field(default_factory=list)
     damaged_lines: int = 0
     end_s: float = 0.0
+    speed: float | None = None
     began_wall_s: float | None = None
 
     @property
@@ -151,7 +154,7 @@ class Story:
             case "wall_s":
                 return self.end_s
             case "tokens_per_s":
-                return sum(self.tokens.values()) / self.end_s if self.end_s > 0 and self.tokens else None
+                return self.speed
             case "validation_nats_per_byte" | "test_nats_per_byte" if self.finished and key in self.summary:
                 return None  # the final model has no score, and an earlier one's is not its
             case "validation_nats_per_byte" | "test_nats_per_byte":
@@ -225,6 +228,7 @@ def read_story(run_folder: Path) -> Story:
         began = lines[0].wall_s - lines[0].elapsed_s
         story.began_wall_s = began if math.isfinite(began) else None
     _tell(story, lines)
+    story.speed = tokens_per_s(lines, sum(story.tokens.values()), story.end_s)
     known = {*story.progress, *story.traffic, *story.attendance()}
     regions = config.get("regions")
     configured = (
