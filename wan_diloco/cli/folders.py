@@ -69,7 +69,7 @@ def _has_result(summary_path: Path) -> bool:
     return bool(summary.get("finished", True)) and summary.get("validation_nats_per_byte") is not None
 
 
-def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> None:
+def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> Holding:
     """See that a run can begin, or go on, in a folder.
 
     Args:
@@ -77,18 +77,22 @@ def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> None:
         run_folder: May be missing.
         resume: Whether the run that is in it is to go on; a finished one may be asked to.
 
+    Returns:
+        What is in it.
+
     Raises:
         ConfigError: It can't be written; or it holds a run, and `resume` is false; or it holds none, or one with
             other settings, and `resume` is true; or it holds a baseline.
     """
-    check_syncer_folder(config, run_folder, resume=resume)
-    if resume and what_is_in(run_folder) is Holding.NOTHING:
+    holding = check_syncer_folder(config, run_folder, resume=resume)
+    if resume and holding is Holding.NOTHING:
         raise ConfigError(
             "there is no run in this folder to go on with", where=str(run_folder), hint="begin one without --resume"
         )
+    return holding
 
 
-def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> None:
+def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> Holding:
     """See that a syncer can begin a run in a folder, or take one up.
 
     Args:
@@ -97,15 +101,17 @@ def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool) ->
         resume: Whether a run that is in it may be taken up. There may be none, so that whoever starts a syncer again
             can always ask for it.
 
+    Returns:
+        What is in it.
+
     Raises:
         ConfigError: It can't be written; or it holds a run, and `resume` is false, or one with other settings; or it
             holds a baseline.
     """
     _check_writable(run_folder)
-    _refuse_baseline(run_folder)
-    holding = what_is_in(run_folder)
+    holding = _refuse_baseline(run_folder)
     if holding is Holding.NOTHING:
-        return
+        return holding
     if not resume:
         finished = holding is Holding.FINISHED_RUN
         raise ConfigError(
@@ -115,6 +121,7 @@ def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool) ->
         )
     if (run_folder / "config.json").exists():
         _check_same(config, run_folder / "config.json")
+    return holding
 
 
 def check_learner_folder(run_folder: Path, region: str, *, resume: bool) -> None:
@@ -152,13 +159,16 @@ def check_baseline_folder(folder: Path) -> None:
         )
 
 
-def _refuse_baseline(folder: Path) -> None:
-    if what_is_in(folder) is Holding.BASELINE:
+def _refuse_baseline(folder: Path) -> Holding:
+    """What else is in the folder."""
+    holding = what_is_in(folder)
+    if holding is Holding.BASELINE:
         raise ConfigError(
             "a baseline was trained in this folder, which is no run and can't be gone on with",
             where=str(folder),
             hint="give another --run-folder",
         )
+    return holding
 
 
 def _check_writable(folder: Path) -> None:
@@ -200,12 +210,14 @@ def _short(folder: Path) -> str:
 
 def _check_same(config: RunConfig, stored: Path) -> None:
     from wan_diloco.config import load_config
+    from wan_diloco.protocol.admission import differing_setting
 
     theirs = dict(load_config([stored], env={}).config.agreement())
-    for key, value in config.agreement():
-        if theirs.get(key) != value:
-            raise ConfigError(
-                f"is {value} now, and the run in {stored.parent} was begun with {theirs.get(key)}",
-                where=key,
-                hint="change it back, or begin another run in another --run-folder",
-            )
+    setting = differing_setting(config.agreement(), theirs)
+    if setting is not None:
+        key, mine = setting
+        raise ConfigError(
+            f"is {mine} now, and the run in {stored.parent} was begun with {theirs.get(key)}",
+            where=key,
+            hint="change it back, or begin another run in another --run-folder",
+        )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from wan_diloco.cli.folders import Holding, check_learner_folder, what_is_in
-from wan_diloco.cli.options import ConfigFiles, Overrides, folder_path, load
+from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, load
 from wan_diloco.cli.preflight import check_memory
 
 __all__ = ["learner", "register"]
@@ -22,15 +21,7 @@ def register(app: typer.Typer) -> None:
 def learner(
     files: ConfigFiles,
     region: Annotated[str, typer.Option("--region", metavar="NAME", help="Which of the configured regions this is.")],
-    run_folder: Annotated[
-        Path,
-        typer.Option(
-            "--run-folder",
-            metavar="DIR",
-            parser=folder_path,
-            help="Where the run keeps its files; created if missing.",
-        ),
-    ],
+    run_folder: RunFolder,
     overrides: Overrides = None,
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from this region's checkpoint, if any.")] = False,

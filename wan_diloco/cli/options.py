@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from wan_diloco.config import LoadedConfig
 
-__all__ = ["ConfigFiles", "JsonFlag", "Overrides", "folder_path", "load", "print_warning"]
+__all__ = ["ConfigFiles", "JsonFlag", "Overrides", "RunFolder", "folder_path", "load", "print_warning"]
 
 ConfigFiles = Annotated[
     list[Path], typer.Argument(metavar="CONFIG", help="TOML files; a later one is laid over the earlier.")
@@ -32,6 +32,14 @@ def folder_path(text: str) -> Path:
     if not text:
         raise typer.BadParameter("it is empty; write . for the current folder")
     return Path(text)
+
+
+RunFolder = Annotated[
+    Path,
+    typer.Option(
+        "--run-folder", metavar="DIR", parser=folder_path, help="Where the run keeps its files; created if missing."
+    ),
+]
 
 
 def print_warning(text: str) -> None:

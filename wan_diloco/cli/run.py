@@ -72,8 +72,7 @@ def run(
         return
 
     folder = run_folder or config.run.folder_path
-    check_folder(config, folder, resume=resume)
-    if what_is_in(folder) is Holding.FINISHED_RUN:
+    if check_folder(config, folder, resume=resume) is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {folder} is finished; this is its result", err=True)
         _print_result(folder, as_json=as_json)
         return
@@ -192,11 +191,13 @@ def _run_baseline(config: RunConfig, baseline: Baseline, run_folder: Path | None
 
 def _announcement(config: RunConfig, baseline: Baseline) -> str:
     """What a baseline trains on, which is what its result must be compared by."""
-    whole, count = config.total_steps * config.tokens_per_step, len(config.regions)
+    from wan_diloco.learner.baseline import BaselineMode, baseline_tokens
+
+    whole = format_count(baseline_tokens(config, BaselineMode.DATA_PARALLEL))
     if baseline is Baseline.DATA_PARALLEL:
-        return f"training data-parallel over {count} regions on all {format_count(whole)} tokens of the run"
-    name, share = config.regions[0].name, format_count(whole // count)
-    return f"training {name} alone on its share of the tokens: {share}, of the run's {format_count(whole)}"
+        return f"training data-parallel over {len(config.regions)} regions on all {whole} tokens of the run"
+    share = format_count(baseline_tokens(config, BaselineMode.ALONE))
+    return f"training {config.regions[0].name} alone on its share of the tokens: {share}, of the run's {whole}"
 
 
 def _readable(key: str, value: Any) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from wan_diloco.cli.folders import Holding, check_syncer_folder, what_is_in
-from wan_diloco.cli.options import ConfigFiles, Overrides, folder_path, load
+from wan_diloco.cli.folders import Holding, check_syncer_folder
+from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, load
 from wan_diloco.cli.preflight import check_memory, check_port
 
 __all__ = ["register", "syncer"]
@@ -21,15 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def syncer(
     files: ConfigFiles,
-    run_folder: Annotated[
-        Path,
-        typer.Option(
-            "--run-folder",
-            metavar="DIR",
-            parser=folder_path,
-            help="Where the run keeps its files; created if missing.",
-        ),
-    ],
+    run_folder: RunFolder,
     overrides: Overrides = None,
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Take up the run that is in the folder.")] = False,
@@ -43,8 +34,7 @@ def syncer(
     again with --resume it goes on with the very same bits.
     """
     config = load(files, overrides).config
-    check_syncer_folder(config, run_folder, resume=resume)
-    if what_is_in(run_folder) is Holding.FINISHED_RUN:
+    if check_syncer_folder(config, run_folder, resume=resume) is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {run_folder} is finished", err=True)
         return
     check_port(config)

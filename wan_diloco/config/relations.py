@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from wan_diloco.config.addresses import is_loopback
+from wan_diloco.config.addresses import exposed
 from wan_diloco.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,19 +54,11 @@ def require_relations(config: RunConfig) -> None:
         ConfigError: At least one relation is broken; the text names every one.
     """
     problems = [*_model_problems(config), *_batch_problems(config), *_sync_problems(config), *_region_problems(config)]
-    problems += _listen_problems(config)
+    problem = exposed(config.syncer.listen, insecure=config.syncer.insecure)
+    if problem is not None:
+        problems.append(problem)
     if problems:
         raise join_problems(problems)
-
-
-def _listen_problems(config: RunConfig) -> Iterator[ConfigError]:
-    host = config.syncer.listen.rpartition(":")[0]
-    if not config.syncer.insecure and not is_loopback(host):
-        yield ConfigError(
-            f"{config.syncer.listen} is reachable from outside, and nothing would be encrypted",
-            where="syncer.listen",
-            hint="listen on 127.0.0.1, or set syncer.insecure = true",
-        )
 
 
 def _model_problems(config: RunConfig) -> Iterator[ConfigError]:

@@ -6,14 +6,14 @@ first difference is named and the session refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from wan_diloco.protocol.messages import PROTOCOL_VERSION, Hello, RefusalReason, Refused
 from wan_diloco.units import Incarnation, LearnerId
 
-__all__ = ["Terms", "examine"]
+__all__ = ["Terms", "differing_setting", "examine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +53,18 @@ def examine(terms: Terms, hello: Hello, standing: Incarnation) -> Refused | None
     return _differs(terms, hello)
 
 
+def differing_setting(mine: Iterable[tuple[str, str]], theirs: Mapping[str, str]) -> tuple[str, str] | None:
+    """The first setting, and my value, that isn't the same on the other side; None when all are."""
+    return next(((key, value) for key, value in mine if theirs.get(key) != value), None)
+
+
 def _differs(terms: Terms, hello: Hello) -> Refused | None:
     theirs = dict(hello.settings)
-    for key, mine in terms.settings:
-        if theirs.get(key) != mine:
-            detail = f"{key} is {mine} at the syncer and {theirs.get(key, 'not set')} at the learner"
-            return _no(RefusalReason.OTHER_SETTINGS, detail)
+    setting = differing_setting(terms.settings, theirs)
+    if setting is not None:
+        key, mine = setting
+        detail = f"{key} is {mine} at the syncer and {theirs.get(key, 'not set')} at the learner"
+        return _no(RefusalReason.OTHER_SETTINGS, detail)
     extra = sorted(set(theirs) - {key for key, _ in terms.settings})
     if extra:
         detail = f"{extra[0]} is {theirs[extra[0]]} at the learner and not set at the syncer"

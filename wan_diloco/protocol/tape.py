@@ -172,7 +172,7 @@ class ProgressNoted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
-    """The last step is reached and every round is done."""
+    """The last step is reached, and every round is done or can't be."""
 
     global_step: GlobalStep
     reason: str

@@ -83,8 +83,7 @@ class Curve:
         if self._evaluator.behind:
             self._report(f"the model of step {step} isn't evaluated: the evaluator is behind")
             return
-        manifest = {"global_step": step, "tokens": tokens, "published_s": elapsed_s}
-        await self._publish(f"step-{step:09d}", manifest, values, final=False)
+        await self._publish(f"step-{step:09d}", _manifest(step, tokens, elapsed_s), values, final=False)
 
     async def finish(self, step: GlobalStep, tokens: int, values: Sequence[FragmentValue], *, elapsed_s: float) -> str:
         """Have the final model evaluated on everything that was held out, and wait for it; arguments as `publish`.
@@ -92,8 +91,7 @@ class Curve:
         Returns:
             Why it wasn't, in a sentence; empty when it was.
         """
-        manifest = {"global_step": step, "tokens": tokens, "published_s": elapsed_s}
-        await self._publish("final", manifest, values, final=True)
+        await self._publish("final", _manifest(step, tokens, elapsed_s), values, final=True)
         return await self._evaluator.finished()
 
     async def _publish(
@@ -111,3 +109,7 @@ class Curve:
             if not final:
                 return
         self._evaluator.ask(name, final=final)
+
+
+def _manifest(step: GlobalStep, tokens: int, elapsed_s: float) -> dict[str, float]:
+    return {"global_step": step, "tokens": tokens, "published_s": elapsed_s}

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from wan_diloco.algorithm.publication import digest
 from wan_diloco.errors import CheckpointError, ConfigError, DecodeError, JournalError
 from wan_diloco.protocol import serial
+from wan_diloco.protocol.admission import differing_setting
 from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import FragmentPublished, RoundClosed, TapeRecord
@@ -187,11 +188,10 @@ def _begin(
 
 def _require_same(latest: LatestSnapshot, agreement: tuple[tuple[str, str], ...]) -> None:
     theirs = dict(latest.snapshot.manifest["agreement"])
-    for key, value in agreement:
-        if theirs.get(key) != value:
-            raise ConfigError(
-                f"the run in the folder was begun with {theirs.get(key)}, and it is {value} now", where=key
-            )
+    setting = differing_setting(agreement, theirs)
+    if setting is not None:
+        key, mine = setting
+        raise ConfigError(f"the run in the folder was begun with {theirs.get(key)}, and it is {mine} now", where=key)
 
 
 def _take_up(latest: LatestSnapshot, lock: FolderLock, journal: Journal, maths: Maths) -> Restored:

@@ -11,7 +11,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from wan_diloco.config.addresses import is_loopback
+from wan_diloco.config.addresses import exposed
 from wan_diloco.errors import AuthError, ConfigError, DecodeError, PeerUnavailable, TransportError
 from wan_diloco.transport.grpc_common import REASON_KEY, guarded, plain_metadata, server_options
 from wan_diloco.transport.hub import SessionHub
@@ -70,12 +70,9 @@ class GrpcSyncerServer:
             ConfigError: The address can't be listened on, or must not without encryption.
         """
         host, _, port = self._listen.rpartition(":")
-        if not self._insecure and not is_loopback(host):
-            raise ConfigError(
-                f"{self._listen} is reachable from outside, and nothing would be encrypted",
-                where="syncer.listen",
-                hint="listen on 127.0.0.1, or set syncer.insecure = true",
-            )
+        refusal = exposed(self._listen, insecure=self._insecure)
+        if refusal is not None:
+            raise refusal
         try:
             bound = self._server.add_insecure_port(self._listen)
         except RuntimeError as problem:
