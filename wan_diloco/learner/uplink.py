@@ -30,6 +30,7 @@ from wan_diloco.learner.uplink_service import UplinkService
 from wan_diloco.models import run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.telemetry import ChangeLogger, configure_logging, get_logger
+from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
 from wan_diloco.transport.pacer import Pacer, chunk_bytes_for
 
@@ -74,7 +75,7 @@ class _SocketSink:
         self._writer.write(serial.dumps(command) + b"\n")
 
 
-async def _serve(connection: socket.socket, slots_descriptor: int) -> int:
+async def _serve(connection: socket.socket, slots_descriptor: int, allocator_problem: str) -> int:
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_LINE_BYTES_MAX)
     line = await reader.readline()
     if not line:
@@ -86,6 +87,10 @@ async def _serve(connection: socket.socket, slots_descriptor: int) -> int:
     slots = FragmentSlots.attach(slots_descriptor, [fragment.numel for fragment in layout.fragments])
     clock = SystemClock()
     configure_logging(clock, fields={"region": start.region, "process": "uplink"})
+    if allocator_problem:
+        get_logger("uplink").warning(
+            "allocator_untuned", detail=f"{allocator_problem}: bulk will cost more processor time"
+        )
     rng = random.Random(f"{config.run.seed}/{start.region}/{start.position.local_step}")
     pacer = Pacer(region.uplink_bytes_per_s)
     chunk_bytes = chunk_bytes_for(region.uplink_bytes_per_s, config.wire.chunk_bytes)
@@ -151,11 +156,12 @@ def main(arguments: list[str]) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    allocator_problem = keep_freed_memory()
     torch.set_num_threads(1)
     try:
         connection = socket.socket(fileno=int(arguments[0]))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(connection, int(arguments[1])))
+            return runner.run(_serve(connection, int(arguments[1]), allocator_problem))
     except WanDilocoError as exc:
         sys.stderr.write(f"uplink: {exc}\n")
         return exc.exit_code

@@ -44,6 +44,7 @@ from wan_diloco.telemetry import (
     get_logger,
     read_metrics,
 )
+from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
 
@@ -71,6 +72,8 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
         StorageLocked: Another syncer has the folder.
         StorageError: The disk doesn't do what it must; the process may be started again.
     """
+    if problem := keep_freed_memory():
+        _LOG.warning("allocator_untuned", detail=f"{problem}: bulk will cost more processor time")
     # One thread for one operation: parallelism comes from fragments, and the learners need the rest.
     torch.set_num_threads(1)
     clock = SystemClock()

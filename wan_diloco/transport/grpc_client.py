@@ -34,6 +34,7 @@ def grpc_connection(
     *,
     options: ConnectionOptions | None = None,
     keepalive: Keepalive | None = None,
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> ClientConnection:
     """A learner's end, to be connected. To be called, and used, on the event loop.
 
@@ -42,8 +43,9 @@ def grpc_connection(
         pacer: Of the uplink; give the same one to each connection, so that its cap outlives them.
         options: Timeouts and limits.
         keepalive: When a silent connection counts as dead.
+        credentials: To encrypt with, and to know the syncer by; None for neither.
     """
-    dialer = _GrpcDialer(address, keepalive or Keepalive())
+    dialer = _GrpcDialer(address, keepalive or Keepalive(), credentials)
     return ClientConnection(dialer, pacer or Pacer(), options or ConnectionOptions())
 
 
@@ -65,11 +67,13 @@ async def fetch_status(address: str, timeout_s: float) -> dict[str, object]:
 class _GrpcDialer:
     """Implements `streams.Dialer`; owns the channels."""
 
-    def __init__(self, address: str, keepalive: Keepalive) -> None:
-        options = channel_options(keepalive)
-        self._control = grpc.aio.insecure_channel(address, options=options)
-        self._download = grpc.aio.insecure_channel(address, options=options)
-        self._uploads = [grpc.aio.insecure_channel(address, options=options) for _ in range(_UPLOAD_CHANNELS)]
+    def __init__(self, address: str, keepalive: Keepalive, credentials: grpc.ChannelCredentials | None) -> None:
+        self._address = address
+        self._options = channel_options(keepalive)
+        self._credentials = credentials
+        self._control = self._channel()
+        self._download = self._channel()
+        self._uploads = [self._channel() for _ in range(_UPLOAD_CHANNELS)]
         self._calls = 0
 
     def control(self, outgoing: AsyncIterator[bytes]) -> ClientStream:
@@ -82,6 +86,11 @@ class _GrpcDialer:
         opening: _RawMethod = channel.stream_stream(method)
         kind = _SteadyStream if method is Method.DOWNLOAD else _GrpcStream
         return kind(opening(metadata=tuple(metadata.items())))
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._address, options=self._options)
+        return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)
 
     async def close(self) -> None:
         for channel in (self._control, self._download, *self._uploads):

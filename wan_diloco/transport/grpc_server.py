@@ -36,6 +36,7 @@ class GrpcSyncerServer:
         insecure: Allow to listen beyond this machine without encryption.
         limits: How much peers may make us hold.
         keepalive: When a silent connection counts as dead.
+        credentials: To encrypt with, and to know learners by; None for neither.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class GrpcSyncerServer:
         insecure: bool = False,
         limits: ServerLimits | None = None,
         keepalive: Keepalive | None = None,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         """Not listening yet."""
         self._listen = listen
         self._insecure = insecure
+        self._credentials = credentials
         limits = limits or ServerLimits()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="decode")
         self._hub = SessionHub(handler, limits, lambda: secrets.token_hex(16), self._decode)
@@ -70,11 +73,14 @@ class GrpcSyncerServer:
             ConfigError: The address can't be listened on, or must not without encryption.
         """
         host, _, port = self._listen.rpartition(":")
-        refusal = exposed(self._listen, insecure=self._insecure)
+        refusal = exposed(self._listen, insecure=self._insecure or self._credentials is not None)
         if refusal is not None:
             raise refusal
         try:
-            bound = self._server.add_insecure_port(self._listen)
+            if self._credentials is None:
+                bound = self._server.add_insecure_port(self._listen)
+            else:
+                bound = self._server.add_secure_port(self._listen, self._credentials)
         except RuntimeError as problem:
             raise ConfigError(
                 f"can't listen on {self._listen}",

@@ -1,0 +1,86 @@
+"""Memory of messages is kept for the next ones, and where it isn't, that is said."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from wan_diloco.transport import allocator
+from wan_diloco.transport.allocator import keep_freed_memory
+
+# Pages that bursts of sixteen messages of 1 MiB, each let go before the next, take from the system. (A single block is
+# used again by default: it takes several for the heap's end to be given back.)
+COUNT_FAULTS = """
+import resource, sys
+from wan_diloco.transport.allocator import keep_freed_memory
+problem = keep_freed_memory() if sys.argv[1] == "kept" else ""
+if problem:
+    sys.exit(problem)
+def messages(number):
+    for _ in range(number):
+        [bytes(2**20 + index) + b"!" for index in range(16)]
+messages(3)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+messages(20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(mode: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_FAULTS, mode], capture_output=True, text=True, check=False, timeout=60
+    )
+    if done.returncode:
+        pytest.skip(done.stderr.strip())
+    return int(done.stdout)
+
+
+def test_messages_use_the_memory_of_earlier_ones() -> None:
+    assert faults("kept") < 512, "less than one message's"
+    assert faults("default") > 10_000
+
+
+class Library:
+    """A C library of which a part can be missing."""
+
+    def __init__(self, *, takes: bool = True, kept: bool = True) -> None:
+        self.takes, self.kept = takes, kept
+        self.allocated = 0
+        self.mallopt = lambda parameter, value: int(self.takes)
+        self.mallinfo2 = Call(lambda: SimpleNamespace(uordblks=self.allocated if self.kept else 0, hblkhd=0))
+        self.malloc = Call(self.allocate)
+        self.free = Call(lambda block: None)
+
+    def allocate(self, size: int) -> int:
+        self.allocated += size
+        return 1
+
+
+class Call:
+    """A foreign function, which takes attributes."""
+
+    def __init__(self, function) -> None:  # type: ignore[no-untyped-def]
+        self.function = function
+
+    def __call__(self, *arguments: object) -> object:
+        return self.function(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("library", "said"),
+    [
+        (Library(), ""),
+        (SimpleNamespace(), "isn't glibc"),
+        (Library(takes=False), "refused"),
+        (Library(kept=False), "another allocator"),
+    ],
+)
+def test_it_says_why_it_has_no_effect(monkeypatch: pytest.MonkeyPatch, library: object, said: str) -> None:
+    monkeypatch.setattr(allocator, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": lambda name: library}))
+    problem = keep_freed_memory()
+    assert bool(problem) == bool(said)
+    assert said in problem
