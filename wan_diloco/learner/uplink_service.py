@@ -29,6 +29,7 @@ from wan_diloco.protocol.events import (
     RequestSnapshot,
     SendToSyncer,
     SetPace,
+    SetRoundTrip,
     ShowReason,
     StartUpload,
     SyncerSaid,
@@ -197,6 +198,9 @@ class UplinkService:
                 self._send_install(fragment_id)
             case AllowSteps() | SetPace():
                 self._sink.send(effect)
+            case SetRoundTrip(rtt_s=rtt_s):
+                if self._connection is not None:
+                    self._connection.set_round_trip(rtt_s)
             case ExitLearner():
                 self._sink.send(effect)
                 self._finished.set()

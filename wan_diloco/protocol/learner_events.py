@@ -35,6 +35,7 @@ __all__ = [
     "RequestSnapshot",
     "SendToSyncer",
     "SetPace",
+    "SetRoundTrip",
     "SnapshotTaken",
     "StartUpload",
     "SyncerSaid",
@@ -257,6 +258,17 @@ class SetPace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetRoundTrip:
+    """How long a round trip to the syncer takes: windows and deadlines of transfers follow it.
+
+    Attributes:
+        rtt_s: >= 0.
+    """
+
+    rtt_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExitLearner:
     """The learner's part is over.
 
@@ -279,6 +291,7 @@ LearnerEffect = (
     | InstallUpdate
     | AllowSteps
     | SetPace
+    | SetRoundTrip
     | ExitLearner
     | ShowReason
 )

@@ -30,6 +30,7 @@ from wan_diloco.protocol.events import (
     LearnerEvent,
     SendToSyncer,
     SetPace,
+    SetRoundTrip,
     ShowReason,
     SyncerSaid,
     TimerFired,
@@ -104,6 +105,8 @@ class LearnerMachine:
         self._heard = False
         # The training loop outlives an uplink, and may still go by an anchor that an earlier one told it.
         self._paced = False
+        # Step and anchor as the syncer said them last.
+        self._told: tuple[GlobalStep, int] | None = None
         self._started = False
         # A new life takes no step before it has the versions that the syncer named at its Welcome.
         self._joined = identity.incarnation > 0
@@ -153,6 +156,9 @@ class LearnerMachine:
             self._timers(now_s)
             self._uploads.settle(now_s)
             self._allow()
+            rtt_s = self.context.link.round_trip.news()
+            if rtt_s is not None:
+                self.context.effects.append(SetRoundTrip(rtt_s=rtt_s))
         return self.context.take()
 
     def deadline_s(self) -> float | None:
@@ -190,6 +196,7 @@ class LearnerMachine:
             return
         link.failures += 1
         link.welcomed, link.heartbeat_s = False, None
+        link.round_trip.lost()
         link.connect_s = now_s + self.context.settings.retry.delay_s(link.failures, self._rng)
         for slot in self.context.slots:
             slot.retry_s = None
@@ -206,7 +213,9 @@ class LearnerMachine:
                 self._started = True
                 self._pace(message.global_step, message.anchor)
             case Pace():
-                self._pace(message.global_step, message.anchor)
+                self.context.link.round_trip.answered(message.echo, now_s)
+                if (message.global_step, message.anchor) != self._told:  # else it only says a number back
+                    self._pace(message.global_step, message.anchor)
             case Pull():
                 self._uploads.pulled(message, now_s)
             case Acknowledged():
@@ -223,7 +232,8 @@ class LearnerMachine:
     def _welcome(self, message: Welcome, now_s: float) -> None:
         link = self.context.link
         link.welcomed, link.failures = True, 0
-        link.rtt_s = now_s - link.hello_s
+        # It may have waited at a busy syncer for longer than it travelled: then the first report will tell.
+        link.round_trip.took(now_s - link.hello_s)
         self.context.effects.append(ShowReason(topic="syncer", text=""))
         self._total_steps = message.total_steps
         self._heard = True
@@ -242,6 +252,7 @@ class LearnerMachine:
         In lockstep every learner stands at the same step, and its own count is exact where a message may
         be late; so there the anchor is used, and the same run gives the same rates.
         """
+        self._told = (global_step, anchor)
         lockstep = self.context.settings.overlap_steps == 0
         own = anchor if lockstep else self.context.counters.local_step - global_step
         self._global_step = global_step
@@ -274,7 +285,9 @@ class LearnerMachine:
             slot.pending = None
 
     def _report(self, now_s: float) -> None:
-        counters = self.context.counters
+        link, counters = self.context.link, self.context.counters
+        if not link.welcomed:
+            return
         fragments = tuple(
             FragmentReport(
                 fragment_id=FragmentId(index),
@@ -293,10 +306,11 @@ class LearnerMachine:
             loss=counters.loss,
             learning_rate=counters.learning_rate,
             fragments=fragments,
+            echo=link.round_trip.ask(now_s),
+            rtt_s=link.round_trip.rtt_s,
         )
-        if self.context.link.welcomed:
-            self.context.send(report)
-            self.context.link.heartbeat_s = now_s + self.context.settings.heartbeat_s
+        self.context.send(report)
+        link.heartbeat_s = now_s + self.context.settings.heartbeat_s
 
     def _allow(self) -> None:
         """Tell the training loop how far it may go, when that changes.

@@ -11,6 +11,7 @@ from wan_diloco.protocol.events import Identity, LearnerEffect, SendToSyncer
 from wan_diloco.protocol.intake import FragmentSizes
 from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, Pull, UpdateHeader
 from wan_diloco.protocol.retry import RetryPolicy
+from wan_diloco.protocol.round_trip import RoundTrip
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.units import Incarnation, LocalStep, Version
 
@@ -112,7 +113,8 @@ class Link:
         failures: Attempts that failed in a row.
         connect_s: When to try again; None while connecting or connected.
         heartbeat_s: When to repeat the last report.
-        hello_s, rtt_s: When the Hello went out, and a round trip: how long its answer took, or an acknowledgement.
+        hello_s: When the Hello went out.
+        round_trip: To the syncer and back: first by the Hello, then by the numbers that reports carry.
     """
 
     welcomed: bool = False
@@ -120,7 +122,7 @@ class Link:
     connect_s: float | None = None
     heartbeat_s: float | None = None
     hello_s: float = 0.0
-    rtt_s: float = 0.0
+    round_trip: RoundTrip = field(default_factory=RoundTrip)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -75,7 +75,7 @@ class UploadDesk:
     def _uploads_max(self) -> int:
         """How many uploads may be under way."""
         settings, step_s = self.context.settings, self.context.counters.step_time_s
-        travelling_steps = round(self.context.link.rtt_s / step_s) if step_s else 0
+        travelling_steps = round(self.context.link.round_trip.rtt_s / step_s) if step_s else 0
         return settings.schedule.uploads_max(settings.overlap_steps, travelling_steps)
 
     def _choice(self, fragment_id: FragmentId, slot: Slot, now_s: float) -> UploadChoice | None:
@@ -156,8 +156,6 @@ class UploadDesk:
             # Up at once and down slowly: the first deltas of a run are small and travel alone, and what is taken for
             # quicker than it is comes too late, period after period.
             self._upload_s = max(took_s, smooth(self._upload_s, took_s))
-            # A Hello may wait at a busy syncer for longer than it travels; an acknowledged upload takes a round trip.
-            self.context.link.rtt_s = min(self.context.link.rtt_s, took_s)
         slot.upload, slot.retry_s, slot.failures = None, None, 0
         self.context.effects.append(DropUpload(header=header))
 

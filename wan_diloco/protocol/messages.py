@@ -175,6 +175,8 @@ class Report:
         step_time_s: Smoothed duration of a step; 0 before the first.
         loss: Training loss of the last step, nats a token; NaN is told as None.
         learning_rate: Of the last step.
+        echo: Not 0: to be said back at once, by a `Pace`.
+        rtt_s: A round trip as the learner has measured it; 0 before the first.
     """
 
     local_step: LocalStep
@@ -183,11 +185,14 @@ class Report:
     loss: float | None
     learning_rate: float
     fragments: tuple[FragmentReport, ...]
+    echo: int = 0
+    rtt_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse negative counters and durations."""
         _check(min(self.local_step, self.tokens) >= 0, "counters are never negative")
-        _check(0 <= self.step_time_s < float("inf"), "a step's time is a finite number of seconds")
+        durations = (self.step_time_s, self.rtt_s)
+        _check(all(0 <= each < float("inf") for each in durations), "a duration is a finite number of seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,14 +284,16 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The global step, at each change; a newer one replaces an unsent older one.
+    """The global step, at each change and when a report asks; a newer one replaces an unsent older one.
 
     Attributes:
         anchor: local_step - global_step of the receiving learner at its last change of membership.
+        echo: The number of the report that is answered; 0 when none is.
     """
 
     global_step: GlobalStep
     anchor: int
+    echo: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

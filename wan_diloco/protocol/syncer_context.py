@@ -19,7 +19,7 @@ from wan_diloco.protocol.quorum import Estimates, GracePolicy, ResponseTimes
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import TapeRecord
-from wan_diloco.units import FragmentId, GlobalStep
+from wan_diloco.units import FragmentId, GlobalStep, LearnerId
 
 __all__ = ["SyncerContext", "SyncerSettings"]
 
@@ -68,6 +68,7 @@ class SyncerContext:
     Attributes:
         effects: Of the event that is being handled, in order.
         waiting: Reasons shown and not withdrawn, by topic.
+        echoes: Of the report that is being handled, by learner: the number to be said back.
         responses, sync_s: Measured as the run goes, not durable.
     """
 
@@ -77,6 +78,7 @@ class SyncerContext:
     downlink: Downlink = field(init=False)
     effects: list[SyncerEffect] = field(default_factory=list)
     waiting: dict[str, str] = field(default_factory=dict)
+    echoes: dict[LearnerId, int] = field(default_factory=dict)
     responses: ResponseTimes = field(default_factory=ResponseTimes)
     sync_s: float | None = None
 
@@ -130,4 +132,6 @@ class SyncerContext:
     def take(self) -> list[SyncerEffect]:
         """The effects of the event just handled."""
         effects, self.effects = self.effects, []
+        # One that wasn't said back at once would measure how long it lay here.
+        self.echoes.clear()
         return effects

@@ -192,7 +192,7 @@ class SyncerMachine:
                 context.send(member.session, start)
 
     def _advance(self, now_s: float) -> None:
-        """Follow the members' progress, and tell them the step whenever it or their anchors change."""
+        """Follow the members' progress, and tell them the step whenever it or their anchors change, or they ask."""
         membership = self.context.membership
         if self._recorded != membership.changes:
             self._recorded = membership.changes
@@ -210,12 +210,12 @@ class SyncerMachine:
             self.context.show("quorum", text)
         if len(membership.live()) >= membership.quorum:
             self.context.show("quorum", "")
-        if self._paced == (membership.global_step, membership.changes):
-            return
-        self._paced = (membership.global_step, membership.changes)
+        standing = (membership.global_step, membership.changes)
+        is_news, self._paced = self._paced != standing, standing
         for member in membership.live():
-            if member.session is not None:
-                pace = Pace(global_step=GlobalStep(membership.global_step), anchor=member.anchor)
+            echo = self.context.echoes.get(member.learner_id, 0)
+            if member.session is not None and (is_news or echo):
+                pace = Pace(global_step=GlobalStep(membership.global_step), anchor=member.anchor, echo=echo)
                 self.context.send(member.session, pace)
 
     def _end_run(self) -> None:

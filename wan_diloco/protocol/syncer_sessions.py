@@ -144,6 +144,8 @@ class SessionDesk:
         self.context.show(f"leap:{learner_id}", text if leap else "")
         member.step_time_s = min(report.step_time_s, _STEP_S_MAX)
         member.loss, member.learning_rate = report.loss, report.learning_rate
+        if report.echo:
+            self.context.echoes[learner_id] = report.echo
         member.reported = True
         ledger = self.context.state.ledger
         for item in report.fragments:

@@ -25,6 +25,7 @@ from wan_diloco.protocol.events import (
     SendToSyncer,
     SessionId,
     SetPace,
+    SetRoundTrip,
     ShowReason,
     SnapshotTaken,
     StartUpload,
@@ -192,7 +193,7 @@ class LearnerNode:
                     self._installs[effect.fragment_id] = (effect, digest)
                 case AllowSteps():
                     self._allowed = effect.until_step
-                case SetPace() | ShowReason():
+                case SetPace() | SetRoundTrip() | ShowReason():
                     pass
                 case ExitLearner():
                     self.exit_code = effect.exit_code

@@ -198,6 +198,7 @@ class SyncerService:
                 self._names[session.session] = message.learner_id
                 session.set_downlink_rate(rate)
         elif isinstance(message, Report) and session.session in self._names:
+            session.set_round_trip(message.rtt_s)
             step = GlobalStep(self._machine.context.membership.global_step)
             self._parts.observer.reported(self._names[session.session], message, step)
         if not self._inbox.put(LearnerSaid(session=session.session, message=message)):

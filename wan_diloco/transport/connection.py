@@ -42,6 +42,7 @@ class ClientConnection:
         self._credentials: Metadata = {}
         self._lifetime = Lifetime()
         self._closing = False
+        self._rtt_s = 0.0
         # Whether `messages` is reading right now, and that it has read.
         self._reading = False
         self._read = asyncio.Event()
@@ -84,6 +85,10 @@ class ClientConnection:
         """Queue a control message; never blocks."""
         if not self._outbox.put(message, encode_learner(message)):
             self._lose("the syncer doesn't read what it is told")
+
+    def set_round_trip(self, rtt_s: float) -> None:
+        """How long a round trip takes; 0 when nobody knows."""
+        self._rtt_s = rtt_s
 
     async def messages(self) -> AsyncIterator[SyncerMessage]:
         """What the syncer says, in order; ends by raising.

@@ -68,6 +68,10 @@ class Session(Protocol):
         """
         ...
 
+    def set_round_trip(self, rtt_s: float) -> None:
+        """How long a round trip takes, by what the learner has measured; 0 (the state at birth) when nobody knows."""
+        ...
+
     def send(self, message: SyncerMessage) -> None:
         """Queue a control message; never blocks.
 
@@ -187,6 +191,10 @@ class Connection(Protocol):
         An unsent `Report` is replaced by a newer one. After the connection's loss this does nothing:
         `messages` tells of it.
         """
+        ...
+
+    def set_round_trip(self, rtt_s: float) -> None:
+        """How long a round trip takes; 0 (the state at birth) when nobody knows."""
         ...
 
     def messages(self) -> AsyncIterator[SyncerMessage]:

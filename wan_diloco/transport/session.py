@@ -64,6 +64,7 @@ class ServerSession:
         self._outbox = Outbox(Pace, limits.outbox_max)
         self._updates = UpdateQueue(self._pacer, self._counters, limits.updates_max)
         self._downloading = False
+        self._rtt_s = 0.0
         # Why it closes: what is said first counts.
         self._reason: str | None = None
 
@@ -99,6 +100,10 @@ class ServerSession:
     def set_downlink_rate(self, rate_bytes_per_s: float | None) -> None:
         """Cap the updates of this session; None for no cap."""
         self._pacer.set_rate(rate_bytes_per_s)
+
+    def set_round_trip(self, rtt_s: float) -> None:
+        """How long a round trip takes; 0 when nobody knows."""
+        self._rtt_s = rtt_s
 
     def send(self, message: SyncerMessage) -> None:
         """Queue a control message; never blocks."""

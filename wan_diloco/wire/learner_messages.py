@@ -154,6 +154,8 @@ def _report_to(report: Report) -> pb.Report:
             )
             for fragment in report.fragments
         ],
+        echo=report.echo,
+        rtt_s=report.rtt_s,
     )
 
 
@@ -175,4 +177,6 @@ def _report_from(report: pb.Report) -> Report:
             )
             for fragment in bounded(report.fragments, FRAGMENTS_MAX)
         ),
+        echo=count(report.echo),
+        rtt_s=real(report.rtt_s),
     )

@@ -42,7 +42,9 @@ def syncer_message_to(message: SyncerMessage) -> pb.ControlResponse:
         case Start():
             return pb.ControlResponse(start=pb.Start(global_step=message.global_step, anchor=message.anchor))
         case Pace():
-            return pb.ControlResponse(pace=pb.Pace(global_step=message.global_step, anchor=message.anchor))
+            return pb.ControlResponse(
+                pace=pb.Pace(global_step=message.global_step, anchor=message.anchor, echo=message.echo)
+            )
         case Pull():
             return pb.ControlResponse(
                 pull=pb.Pull(
@@ -91,7 +93,8 @@ def syncer_message_from(envelope: pb.ControlResponse) -> SyncerMessage:
         case "start":
             return Start(global_step=GlobalStep(count(envelope.start.global_step)), anchor=envelope.start.anchor)
         case "pace":
-            return Pace(global_step=GlobalStep(count(envelope.pace.global_step)), anchor=envelope.pace.anchor)
+            pace = envelope.pace
+            return Pace(global_step=GlobalStep(count(pace.global_step)), anchor=pace.anchor, echo=count(pace.echo))
         case "pull":
             pull = envelope.pull
             return Pull(

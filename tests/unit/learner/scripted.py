@@ -61,10 +61,14 @@ class ScriptedConnection:
         self.incoming: asyncio.Queue[SyncerMessage | None] = asyncio.Queue()
         self.arriving: asyncio.Queue[tuple[UpdateHeader, list[Buffers]]] = asyncio.Queue()
         self.closed = False
+        self.round_trips: list[float] = []
 
     async def connect(self) -> None:
         if self.refuses is not None:
             raise self.refuses
+
+    def set_round_trip(self, rtt_s: float) -> None:
+        self.round_trips.append(rtt_s)
 
     def send(self, message: LearnerMessage) -> None:
         self.said.append(message)

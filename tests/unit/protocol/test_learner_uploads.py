@@ -13,6 +13,7 @@ from wan_diloco.protocol.events import (
     DropUpload,
     LearnerEffect,
     RequestSnapshot,
+    SetRoundTrip,
     ShowReason,
     SnapshotTaken,
     StartUpload,
@@ -24,7 +25,9 @@ from wan_diloco.protocol.messages import (
     ContributionRefused,
     Declined,
     DeclineReason,
+    Pace,
     RefusalReason,
+    Report,
     Welcome,
 )
 from wan_diloco.units import Epoch, GlobalStep, Incarnation, LocalStep, Term
@@ -192,11 +195,13 @@ def test_a_long_round_trip_is_no_narrow_link() -> None:
 
 
 def test_a_hello_that_waited_is_no_long_round_trip(uplink: Uplink) -> None:
-    """A syncer that waits for disk space answers late; what it acknowledges quickly is no further away than that."""
-    link = uplink.machine.context.link
-    link.rtt_s = 3600.0
-    uplink.boundary()
-    header = uplink.uploads()
-    uplink.now_s += 0.25
-    uplink.hears(Acknowledged(fragment_id=F0, step_lo=header.key.step_lo, step_hi=header.step_hi))
-    assert link.rtt_s == 0.25
+    """A syncer that waits for disk space answers late; a number that it says back tells how far away it is."""
+    round_trip = uplink.machine.context.link.round_trip
+    round_trip.lost()
+    round_trip.took(3600.0)
+    (report,) = of(Report, said(uplink.tell(TimerFired(), 30_000.0)))
+    assert isinstance(report, Report)
+    assert (report.echo > 0, report.rtt_s) == (True, 3600.0)
+    effects = uplink.hears(Pace(global_step=GlobalStep(0), anchor=0, echo=report.echo), 0.25)
+    assert SetRoundTrip(rtt_s=0.25) in effects
+    assert round_trip.rtt_s == 0.25

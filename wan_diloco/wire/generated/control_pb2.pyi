@@ -343,12 +343,18 @@ class Report(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     FRAGMENTS_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    RTT_S_FIELD_NUMBER: _builtins.int
     local_step: _builtins.int
     tokens: _builtins.int
     step_time_s: _builtins.float
     loss: _builtins.float
     """Absent before the first step, and when it isn't a finite number."""
     learning_rate: _builtins.float
+    echo: _builtins.int
+    """Not 0: the syncer says it back at once, in a Pace, so that the learner knows how long a round trip takes."""
+    rtt_s: _builtins.float
+    """What the learner made of that; 0 before it has measured any."""
     @_builtins.property
     def fragments(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentReport]: ...
     def __init__(
@@ -360,10 +366,12 @@ class Report(_message.Message):
         loss: _builtins.float | None = ...,
         learning_rate: _builtins.float = ...,
         fragments: _abc.Iterable[Global___FragmentReport] | None = ...,
+        echo: _builtins.int = ...,
+        rtt_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "fragments", b"fragments", "learning_rate", b"learning_rate", "local_step", b"local_step", "loss", b"loss", "step_time_s", b"step_time_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "echo", b"echo", "fragments", b"fragments", "learning_rate", b"learning_rate", "local_step", b"local_step", "loss", b"loss", "rtt_s", b"rtt_s", "step_time_s", b"step_time_s", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -565,17 +573,21 @@ class Pace(_message.Message):
 
     GLOBAL_STEP_FIELD_NUMBER: _builtins.int
     ANCHOR_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     global_step: _builtins.int
     anchor: _builtins.int
+    echo: _builtins.int
+    """That of the report which this answers; 0 when it answers none."""
     def __init__(
         self,
         *,
         global_step: _builtins.int = ...,
         anchor: _builtins.int = ...,
+        echo: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "global_step", b"global_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "echo", b"echo", "global_step", b"global_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
