@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 import threading
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -21,7 +20,9 @@ from wan_diloco.storage.journal_format import (
     META_BYTES_MAX,
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
+    Buffer,
     RecordHeader,
+    checksum,
     encode_segment_header,
 )
 from wan_diloco.storage.journal_reading import (
@@ -30,6 +31,7 @@ from wan_diloco.storage.journal_reading import (
     RecordHead,
     check_segment_header,
     find_tail,
+    read_payload_into,
     read_record,
     scan,
 )
@@ -67,13 +69,15 @@ class TornTail:
 class Journal:
     """A folder of segments; made by `Journal.open`.
 
-    Thread: `append` belongs to one thread; every other method may be called from any.
+    Thread: any. Records lie in the order in which `append` took them; a flush holds up nobody's `append`.
     """
 
     def __init__(self, folder: Path, segments: list[int], segment_bytes: int) -> None:
         """Not for callers: use `open`."""
         self._folder = folder
         self._segment_bytes = segment_bytes
+        # One flush at a time, so that none succeeds behind the back of one that fails. Taken before the other lock.
+        self._flushing = threading.Lock()
         self._lock = threading.Lock()  # owns everything below
         self._segments = segments
         self._descriptor = -1
@@ -128,7 +132,7 @@ class Journal:
         with self._lock, translated("can't look at the journal in", self._folder):
             return sum(self._end_of(segment) for segment in self._segments)
 
-    def append(self, kind: int, meta: bytes, payload: Sequence[bytes | bytearray | memoryview] = ()) -> JournalRef:
+    def append(self, kind: int, meta: bytes, payload: Sequence[Buffer] = ()) -> JournalRef:
         """Add one record; it is durable once `sync` has returned.
 
         Args:
@@ -147,22 +151,24 @@ class Journal:
         if not 0 <= kind <= _KIND_MAX or len(meta) > META_BYTES_MAX:
             raise ValueError(f"kind {kind} with {len(meta)} bytes of meta doesn't fit into a record")
         views = [memoryview(buffer).cast("B") for buffer in payload if memoryview(buffer).nbytes]
-        payload_crc = 0
-        for view in views:
-            payload_crc = zlib.crc32(view, payload_crc)
         payload_bytes = sum(view.nbytes for view in views)
-        with self._lock:
-            self._check_usable()
-            self._make_room(RECORD_HEADER_BYTES + len(meta) + payload_bytes)
-            header = RecordHeader(
-                kind=kind,
-                meta_bytes=len(meta),
-                payload_bytes=payload_bytes,
-                durable_offset=self._durable,
-                meta_crc=zlib.crc32(meta),
-                payload_crc=payload_crc,
-            )
-            return self._write(header.encode(self._segments[-1], self._tail), meta, views)
+        meta_sum, payload_sum = checksum((meta,)), checksum(views)
+        record_bytes = RECORD_HEADER_BYTES + len(meta) + payload_bytes
+        while True:
+            with self._lock:
+                self._check_usable()
+                segment = self._segments[-1]
+                if self._tail == SEGMENT_HEADER_BYTES or self._tail + record_bytes <= self._segment_bytes:
+                    header = RecordHeader(
+                        kind=kind,
+                        meta_bytes=len(meta),
+                        payload_bytes=payload_bytes,
+                        durable_offset=self._durable,
+                        meta_sum=meta_sum,
+                        payload_sum=payload_sum,
+                    )
+                    return self._write(header.encode(segment, self._tail), meta, views)
+            self._seal(segment)
 
     def sync(self) -> None:
         """Make everything appended so far durable.
@@ -171,8 +177,7 @@ class Journal:
             StorageError: The system can't say that it is. What it then holds is unknown, so the journal refuses
                 all further work and must be opened anew.
         """
-        with self._lock:
-            self._check_usable()
+        with self._flushing:
             self._flush()
 
     def read(self, ref: JournalRef) -> Record:
@@ -182,13 +187,25 @@ class Journal:
             JournalError: No such record is there, or it is damaged.
             StorageError: The system refused.
         """
-        path = self._path(ref.segment)
-        with self._lock, translated("can't read", path):
-            if ref.segment not in self._segments:
-                raise JournalError(f"the journal in {self._folder} has no segment {ref.segment}")
-            end = self._end_of(ref.segment)
-        with translated("can't read", path), path.open("rb") as file:
-            return read_record(file, ref, end)
+        with self._opened(ref.segment) as (descriptor, end):
+            return read_record(descriptor, ref, end)
+
+    def read_payload_into(self, ref: JournalRef, out: memoryview) -> int:
+        """Read a payload into memory that is there, checked by its checksum.
+
+        Args:
+            ref: Of a record without a meta part.
+            out: As long as the payload.
+
+        Returns:
+            The record's kind.
+
+        Raises:
+            JournalError: No such record is there, or it is damaged.
+            StorageError: The system refused.
+        """
+        with self._opened(ref.segment) as (descriptor, end):
+            return read_payload_into(descriptor, ref, end, out)
 
     def records(self, *, verify_payload: bool = False) -> Iterator[tuple[JournalRef, RecordHead]]:
         """Every record there is at the time of the call, in order, payloads left on the disk.
@@ -207,6 +224,8 @@ class Journal:
     def drop_segments_before(self, segment: int) -> list[int]:
         """Remove the segments below a number; the one that grows always stays.
 
+        Thread: one at a time.
+
         Ordering: only when nothing needs their records any more, that is, after a snapshot is durable.
 
         Returns:
@@ -215,18 +234,23 @@ class Journal:
         Raises:
             StorageError: The system refused; what is left is still one unbroken run.
         """
-        dropped = []
-        with self._lock, translated("can't remove old segments in", self._folder):
-            while len(self._segments) > 1 and self._segments[0] < segment:
-                self._path(self._segments[0]).unlink()
+        dropped: list[int] = []
+        while True:
+            with self._lock:
+                oldest = self._segments[0]
+                if len(self._segments) == 1 or oldest >= segment:
+                    return dropped
+            with translated("can't remove old segments in", self._folder):
+                self._path(oldest).unlink()
                 # One at a time, so that a power cut never leaves a hole in the middle.
                 fsync_folder(self._folder)
-                dropped.append(self._segments.pop(0))
-        return dropped
+            with self._lock:
+                self._segments.remove(oldest)
+            dropped.append(oldest)
 
     def close(self) -> None:
         """Close the file; what wasn't synced may or may not be there afterwards."""
-        with self._lock:
+        with self._flushing, self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._descriptor = -1
@@ -244,6 +268,21 @@ class Journal:
 
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:010d}.journal"
+
+    @contextlib.contextmanager
+    def _opened(self, segment: int) -> Iterator[tuple[int, int]]:
+        """A segment's file and where its last record ends; no lock is held while it is read."""
+        with self._lock:
+            if segment not in self._segments:
+                raise JournalError(f"the journal in {self._folder} has no segment {segment}")
+            grows_to = self._tail if segment == self._segments[-1] else None
+        path = self._path(segment)
+        with translated("can't read", path):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                yield descriptor, os.fstat(descriptor).st_size if grows_to is None else grows_to
+            finally:
+                os.close(descriptor)
 
     def _check_usable(self) -> None:
         if self._failure:
@@ -297,13 +336,18 @@ class Journal:
         if segment not in self._segments:
             self._segments.append(segment)
 
-    def _make_room(self, record_bytes: int) -> None:
-        if self._tail == SEGMENT_HEADER_BYTES or self._tail + record_bytes <= self._segment_bytes:
-            return
-        # Sealed means flushed: only the last segment may have a torn tail.
-        self._flush()
-        with translated("can't begin a new segment in", self._folder):
-            self._begin_segment(self._segments[-1] + 1)
+    def _seal(self, segment: int) -> None:
+        """Flush a segment that is full and begin the next, unless another thread has done so."""
+        with self._flushing:
+            # Most of it while others may still append; only the last segment may have a torn tail.
+            self._flush()
+            with self._lock:
+                self._check_usable()
+                if self._segments[-1] != segment:
+                    return
+                self._flush_up_to(self._descriptor, self._tail)
+                with translated("can't begin a new segment in", self._folder):
+                    self._begin_segment(segment + 1)
 
     def _write(self, head: bytes, meta: bytes, views: list[memoryview]) -> JournalRef:
         segment = self._segments[-1]
@@ -320,17 +364,24 @@ class Journal:
         return JournalRef(segment, place, written)
 
     def _flush(self) -> None:
-        if self._durable == self._tail:
+        """Make durable what is there now; `_flushing` is held, so no segment is sealed meanwhile."""
+        with self._lock:
+            self._check_usable()
+            descriptor, tail = self._descriptor, self._tail
+        self._flush_up_to(descriptor, tail)
+
+    def _flush_up_to(self, descriptor: int, tail: int) -> None:
+        if self._durable == tail:
             return
         try:
-            os.fdatasync(self._descriptor)
+            os.fdatasync(descriptor)
         except OSError as exc:
             # After a failed flush the kernel may call lost pages clean, and a second flush would lie.
             self._failure = (
                 f"the journal in {self._folder} couldn't be flushed ({exc.strerror}) and must be opened anew"
             )
             raise StorageError(self._failure) from exc
-        self._durable = self._tail
+        self._durable = tail
 
     def _records(self, ends: list[tuple[int, int]], *, verify_payload: bool) -> Iterator[tuple[JournalRef, RecordHead]]:
         for segment, end in ends:

@@ -6,7 +6,7 @@ one payload that was asked for, whatever the bytes claim.
 
 from __future__ import annotations
 
-import zlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -15,7 +15,9 @@ from wan_diloco.storage.journal_format import (
     RECORD_HEADER_BYTES,
     RECORD_MAGIC,
     SEGMENT_HEADER_BYTES,
+    Buffer,
     RecordHeader,
+    checksum,
     decode_record_header,
     segment_header_problem,
 )
@@ -23,7 +25,17 @@ from wan_diloco.storage.journal_format import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["JournalRef", "Record", "RecordHead", "check_segment_header", "damage", "find_tail", "read_record", "scan"]
+__all__ = [
+    "JournalRef",
+    "Record",
+    "RecordHead",
+    "check_segment_header",
+    "damage",
+    "find_tail",
+    "read_payload_into",
+    "read_record",
+    "scan",
+]
 
 _PIECE_BYTES: Final = 2**20
 
@@ -115,22 +127,46 @@ def scan(
         offset += header.record_bytes
 
 
-def read_record(file: BinaryIO, ref: JournalRef, size_bytes: int) -> Record:
+def read_record(descriptor: int, ref: JournalRef, size_bytes: int) -> Record:
     """The record at a place, all of it checked.
 
     Raises:
         JournalError: There is no such record, or it is damaged.
     """
-    if ref.offset < SEGMENT_HEADER_BYTES or ref.offset + ref.length > size_bytes:
-        raise damage(ref.segment, ref.offset, f"no record of {ref.length} bytes fits there")
-    header = _read_header(file, ref.segment, ref.offset, size_bytes)
-    if header.record_bytes != ref.length:
-        raise damage(ref.segment, ref.offset, f"the record has {header.record_bytes} bytes and not {ref.length}")
-    meta = _read_meta(file, ref.segment, ref.offset, header)
-    payload = file.read(header.payload_bytes)
-    if len(payload) != header.payload_bytes or zlib.crc32(payload) != header.payload_crc:
-        raise damage(ref.segment, ref.offset, "the payload doesn't match its checksum")
+    header = _header_at(descriptor, ref, size_bytes)
+    place = ref.offset + RECORD_HEADER_BYTES
+    meta = _read(descriptor, header.meta_bytes, place)
+    payload = _read(descriptor, header.payload_bytes, place + header.meta_bytes)
+    _check_sums(ref, header, meta, payload)
     return Record(kind=header.kind, meta=meta, payload=payload)
+
+
+def read_payload_into(descriptor: int, ref: JournalRef, size_bytes: int, out: memoryview) -> int:
+    """Read a record's payload into memory that is there, checked; nothing else of its size is allocated.
+
+    Args:
+        descriptor: The segment's file.
+        ref: Where the record lies; it has no meta part.
+        size_bytes: Where the segment's last record ends.
+        out: Exactly as long as the payload.
+
+    Returns:
+        The record's kind.
+
+    Raises:
+        JournalError: There is no such record, or it is damaged; what is in `out` then is of no meaning.
+    """
+    header = _header_at(descriptor, ref, size_bytes)
+    if header.meta_bytes or header.payload_bytes != out.nbytes:
+        raise damage(ref.segment, ref.offset, f"the record has another payload than {out.nbytes} bytes alone")
+    done = 0
+    while done < out.nbytes:
+        more = os.preadv(descriptor, [out[done:]], ref.offset + RECORD_HEADER_BYTES + done)
+        if not more:
+            raise damage(ref.segment, ref.offset, "the record is cut off")
+        done += more
+    _check_sums(ref, header, b"", out)
+    return header.kind
 
 
 def find_tail(file: BinaryIO, segment: int, size_bytes: int) -> tuple[int, str]:
@@ -177,6 +213,33 @@ def _flushed_up_to(file: BinaryIO, segment: int, offset: int, size_bytes: int) -
     return highest
 
 
+def _header_at(descriptor: int, ref: JournalRef, size_bytes: int) -> RecordHeader:
+    if ref.offset < SEGMENT_HEADER_BYTES or ref.offset + ref.length > size_bytes:
+        raise damage(ref.segment, ref.offset, f"no record of {ref.length} bytes fits there")
+    header = decode_record_header(os.pread(descriptor, RECORD_HEADER_BYTES, ref.offset), ref.segment, ref.offset)
+    if header is None:
+        raise damage(ref.segment, ref.offset, "no record starts there")
+    if header.record_bytes != ref.length:
+        raise damage(ref.segment, ref.offset, f"the record has {header.record_bytes} bytes and not {ref.length}")
+    return header
+
+
+def _read(descriptor: int, size_bytes: int, offset: int) -> bytes:
+    parts = []
+    while size_bytes and (part := os.pread(descriptor, size_bytes, offset)):
+        parts.append(part)
+        size_bytes -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_sums(ref: JournalRef, header: RecordHeader, meta: bytes, payload: Buffer) -> None:
+    if len(meta) != header.meta_bytes or checksum((meta,)) != header.meta_sum:
+        raise damage(ref.segment, ref.offset, "the meta part doesn't match its checksum")
+    if len(payload) != header.payload_bytes or checksum((payload,)) != header.payload_sum:
+        raise damage(ref.segment, ref.offset, "the payload doesn't match its checksum")
+
+
 def _read_header(file: BinaryIO, segment: int, offset: int, size_bytes: int) -> RecordHeader:
     file.seek(offset)
     header = decode_record_header(file.read(RECORD_HEADER_BYTES), segment, offset)
@@ -189,16 +252,18 @@ def _read_header(file: BinaryIO, segment: int, offset: int, size_bytes: int) -> 
 
 def _read_meta(file: BinaryIO, segment: int, offset: int, header: RecordHeader) -> bytes:
     meta = file.read(header.meta_bytes)
-    if len(meta) != header.meta_bytes or zlib.crc32(meta) != header.meta_crc:
+    if len(meta) != header.meta_bytes or checksum((meta,)) != header.meta_sum:
         raise damage(segment, offset, "the meta part doesn't match its checksum")
     return meta
 
 
 def _check_payload(file: BinaryIO, segment: int, offset: int, header: RecordHeader) -> None:
-    crc = 0
-    left = header.payload_bytes
-    while left and (piece := file.read(min(_PIECE_BYTES, left))):
-        crc = zlib.crc32(piece, crc)
-        left -= len(piece)
-    if left or crc != header.payload_crc:
+    def pieces() -> Iterator[bytes]:
+        left = header.payload_bytes
+        while left and (piece := file.read(min(_PIECE_BYTES, left))):
+            left -= len(piece)
+            yield piece
+
+    # What is cut off has another sum as well.
+    if checksum(pieces()) != header.payload_sum:
         raise damage(segment, offset, "the payload doesn't match its checksum")

@@ -4,13 +4,13 @@ A payload is two buffers, codes and then scales, seen as one row of raw bytes. A
 one buffer behind a fixed header; a *message* is one or more frames, and what the transport sends at once. A
 small payload is one message.
 
-    offset 0   magic "WD"
+    offset 0   magic "W2"
            2   buffer: 0 codes, 1 scales
            3   flags: 1 zstd, 2 shuffled (all even bytes, then all odd ones)
            4   offset of the chunk in its buffer, 64 bit
           12   raw length, 32 bit
           16   stored length, 32 bit
-          20   crc32 of the 20 bytes before and the stored bytes after
+          20   the low 32 bits of xxh3 of the stored bytes after, seeded with that of the 20 bytes before
 
 Little endian throughout. Sizes come from the header of the transfer, which was checked against the layout;
 nothing that a frame says makes anybody allocate more than one chunk.
@@ -19,12 +19,12 @@ nothing that a frame says makes anybody allocate more than one chunk.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import xxhash
 
 from wan_diloco.errors import DecodeError
 from wan_diloco.wire.compression import compress, decompress
@@ -49,9 +49,9 @@ CHUNK_BYTES_DEFAULT: Final = 512 * 1024
 CHUNK_BYTES_MAX: Final = 2 * 2**20
 
 _HEADER: Final = struct.Struct("<2sBBQII")
-_CRC: Final = struct.Struct("<I")
-FRAME_HEADER_BYTES: Final = _HEADER.size + _CRC.size
-_MAGIC: Final = b"WD"
+_SUM: Final = struct.Struct("<I")
+FRAME_HEADER_BYTES: Final = _HEADER.size + _SUM.size
+_MAGIC: Final = b"W2"
 _CODES, _SCALES = 0, 1
 _ZSTD, _SHUFFLED = 1, 2
 # Compressed chunks cost time at the far end: below 3 % they aren't worth it.
@@ -134,8 +134,12 @@ def encode_frame(buffer: int, offset: int, chunk: NDArray[np.uint8], *, zstd: bo
         if len(squeezed) <= _WORTH_IT * chunk.size:
             stored, flags = squeezed, _ZSTD | (_SHUFFLED if shuffle else 0)
     head = _HEADER.pack(_MAGIC, buffer, flags, offset, chunk.size, len(stored))
-    crc = zlib.crc32(stored, zlib.crc32(head))
-    return b"".join((head, _CRC.pack(crc), stored)), flags != 0
+    return b"".join((head, _SUM.pack(_checksum(head, stored)), stored)), flags != 0
+
+
+def _checksum(head: bytes | memoryview, stored: bytes | memoryview) -> int:
+    # A fifth of the time that crc32 takes; the seed joins the two parts without copying them together.
+    return xxhash.xxh3_64_intdigest(stored, seed=xxhash.xxh3_64_intdigest(head)) & 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class _Frame:
     raw_bytes: int
     head: memoryview
     stored: memoryview
-    crc: int
+    checksum: int
 
     def start(self, codes_bytes: int) -> int:
         return self.offset if self.buffer == _CODES else codes_bytes + self.offset
@@ -161,13 +165,13 @@ def _parse(message: bytes) -> Iterator[_Frame]:
         if len(view) < FRAME_HEADER_BYTES:
             raise DecodeError("bad_checksum", "a frame is shorter than its header")
         magic, buffer, flags, offset, raw_bytes, stored_bytes = _HEADER.unpack_from(view)
-        (crc,) = _CRC.unpack_from(view, _HEADER.size)
+        (checksum,) = _SUM.unpack_from(view, _HEADER.size)
         if magic != _MAGIC:
             raise DecodeError("bad_checksum", "this is no frame")
         end = FRAME_HEADER_BYTES + stored_bytes
         if end > len(view):
             raise DecodeError("bad_checksum", "a frame is cut short")
-        yield _Frame(buffer, flags, offset, raw_bytes, view[: _HEADER.size], view[FRAME_HEADER_BYTES:end], crc)
+        yield _Frame(buffer, flags, offset, raw_bytes, view[: _HEADER.size], view[FRAME_HEADER_BYTES:end], checksum)
         view = view[end:]
 
 
@@ -255,7 +259,7 @@ class Assembler:
         return Buffers(codes=self._row[: self._sizes[0]], scales=self._row[self._sizes[0] :])
 
     def _inflate(self, frame: _Frame) -> NDArray[np.uint8]:
-        if zlib.crc32(frame.stored, zlib.crc32(frame.head)) != frame.crc:
+        if _checksum(frame.head, frame.stored) != frame.checksum:
             raise DecodeError("bad_checksum", f"chunk at {frame.offset}")
         if frame.buffer > _SCALES or frame.flags not in (0, _ZSTD, _ZSTD | _SHUFFLED):
             raise DecodeError("garbage", f"a frame of buffer {frame.buffer} with flags {frame.flags}")

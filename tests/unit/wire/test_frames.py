@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import xxhash
 import zstandard
 
 from tests.support.transport import random_buffers, random_bytes, same
@@ -35,8 +35,10 @@ def frame(
 ) -> bytes:
     """A frame with a good checksum whatever else is wrong about it."""
     length = len(stored) if stored_bytes is None else stored_bytes
-    head = struct.pack("<2sBBQII", b"WD", buffer, flags, offset, raw_bytes, length)
-    return head + struct.pack("<I", zlib.crc32(stored, zlib.crc32(head))) + stored
+    head = struct.pack("<2sBBQII", b"W2", buffer, flags, offset, raw_bytes, length)
+    return (
+        head + struct.pack("<I", xxhash.xxh3_64_intdigest(stored, xxhash.xxh3_64_intdigest(head)) & 0xFFFFFFFF) + stored
+    )
 
 
 @pytest.mark.parametrize("zstd", [False, True])
