@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.transport.interface import Session
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
-from wan_diloco.wire.frames import Buffers
+from wan_diloco.wire.frames import Assembler, Buffers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,6 +100,43 @@ def same(ours: Buffers, theirs: Buffers) -> bool:
     return np.array_equal(ours.codes, theirs.codes) and np.array_equal(ours.scales, theirs.scales)
 
 
+class RecordingSink:
+    """An `UploadSink` that holds everything in memory."""
+
+    def __init__(self, handler: RecordingHandler, header: ContributionHeader) -> None:
+        self._handler = handler
+        self._header = header
+        self.usable = True
+
+    @cached_property
+    def _assembler(self) -> Assembler:
+        """Made when the first bytes come: whoever claims too much never gets there."""
+        return Assembler(self._header.codes_bytes, self._header.scales_bytes)
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        return self._assembler.gap
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._assembler.stored_bytes
+
+    async def put(self, message: bytes) -> None:
+        self._assembler.add(message)
+
+    def rest(self) -> None:
+        self._handler.rested += 1
+        self._handler.changed.set()
+
+    def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
+        assert session in self._handler.sessions
+        self._handler.complete.append((header, self._assembler.result(), wire_bytes))
+        self._handler.changed.set()
+
+    def abandon(self) -> None:
+        self._handler.abandoned += 1
+
+
 @dataclass
 class RecordingHandler:
     """A `SyncerHandler` that writes down what it is told, and lets tests wait for it."""
@@ -109,6 +147,9 @@ class RecordingHandler:
     ended: list[str] = field(default_factory=list)
     offered: list[ContributionHeader] = field(default_factory=list)
     complete: list[tuple[ContributionHeader, Buffers, int]] = field(default_factory=list)
+    sinks: list[RecordingSink] = field(default_factory=list)
+    rested: int = 0
+    abandoned: int = 0
     failed: list[tuple[RefusalReason, str]] = field(default_factory=list)
     refusals: list[tuple[RefusalReason, str]] = field(default_factory=list)
     on_said: Callable[[Session, LearnerMessage], None] | None = None
@@ -129,16 +170,14 @@ class RecordingHandler:
         self.ended.append(reason)
         self.changed.set()
 
-    async def upload_offered(self, session: Session, header: ContributionHeader) -> bool:
+    async def upload_offered(self, session: Session, header: ContributionHeader) -> RecordingSink | None:
         assert session in self.sessions
         self.offered.append(header)
         self.changed.set()
-        return self.accept
-
-    def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int) -> None:
-        assert session in self.sessions
-        self.complete.append((header, payload, wire_bytes))
-        self.changed.set()
+        if not self.accept:
+            return None
+        self.sinks.append(RecordingSink(self, header))
+        return self.sinks[-1]
 
     def upload_failed(self, session: Session, header: ContributionHeader, reason: RefusalReason, detail: str) -> None:
         assert session in self.sessions

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from wan_diloco.algorithm.blocks import BlockTable, build_block_table
-from wan_diloco.algorithm.codec import Codec, Payload
+from wan_diloco.algorithm.codec import Codec, Payload, PayloadSizes
 from wan_diloco.algorithm.fragments import read_fragment, write_fragment
 from wan_diloco.algorithm.layout import Fragment, Layout
 from wan_diloco.algorithm.merge import Contribution, merge_fragment
@@ -108,13 +108,17 @@ class Maths:
         """Its blocks."""
         return self._tables[fragment_id]
 
+    def sizes(self, fragment_id: FragmentId) -> PayloadSizes:
+        """Lengths of its encoded form."""
+        return self.codec.sizes(self.table(fragment_id))
+
     def split(self, fragment_id: FragmentId, joined: bytes) -> Payload:
         """Codes and scales out of a journal's payload, which has one after the other; nothing is copied.
 
         Raises:
             CheckpointError: The length isn't that of this fragment's payloads.
         """
-        sizes = self.codec.sizes(self.table(fragment_id))
+        sizes = self.sizes(fragment_id)
         if len(joined) != sizes.total_bytes:
             raise CheckpointError(
                 f"a stored payload of fragment {fragment_id} has {len(joined)} bytes and not {sizes.total_bytes}"

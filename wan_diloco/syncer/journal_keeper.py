@@ -18,13 +18,15 @@ from typing import IO, Final, TypeVar
 from wan_diloco.errors import JournalError, StorageError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.tape import TapeRecord
-from wan_diloco.storage import Journal, JournalRef
+from wan_diloco.storage import SEGMENT_BYTES, Journal, JournalRef
 from wan_diloco.syncer.workers import Workers, in_executor
 
 __all__ = [
+    "KIND_CHUNK",
     "KIND_CONTRIBUTION",
     "KIND_PUBLICATION",
     "KIND_TAPE",
+    "Claim",
     "JournalKeeper",
     "TapeMirror",
     "format_ref",
@@ -34,19 +36,28 @@ __all__ = [
 KIND_TAPE: Final = 1
 KIND_CONTRIBUTION: Final = 2
 KIND_PUBLICATION: Final = 3
+KIND_CHUNK: Final = 4
 
 # Short at first, since a rotation may fail once; a full disk is asked every few seconds.
 _RETRY_FIRST_S: Final = 0.2
 _RETRY_MAX_S: Final = 5.0
 _LEFT_MAX: Final = 10_000
+# 2 GiB, in segments: beyond that, sending a broken upload again costs less than all that lies behind its chunks.
+_IDLE_SEGMENTS_MAX: Final = 2 * 2**30 // SEGMENT_BYTES
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 T = TypeVar("T")
 
 
-def format_ref(ref: JournalRef) -> str:
-    """A place in the journal as machines and headers carry it: "segment:offset:length"."""
-    return f"{ref.segment}:{ref.offset}:{ref.length}"
+def format_ref(ref: JournalRef, oldest: int | None = None) -> str:
+    """A place in the journal as machines and headers carry it: "segment:offset:length".
+
+    Args:
+        ref: The place.
+        oldest: The oldest segment that the record there needs, where that isn't its own; a fourth number.
+    """
+    text = f"{ref.segment}:{ref.offset}:{ref.length}"
+    return text if oldest is None or oldest >= ref.segment else f"{text}:{oldest}"
 
 
 def parse_ref(text: str) -> JournalRef:
@@ -55,10 +66,49 @@ def parse_ref(text: str) -> JournalRef:
     Raises:
         JournalError: The text isn't one.
     """
+    return JournalRef(*_numbers(text)[:3])
+
+
+def _oldest_segment(text: str) -> int:
+    numbers = _numbers(text)
+    return min(numbers[0], numbers[-1]) if len(numbers) == 4 else numbers[0]
+
+
+def _numbers(text: str) -> list[int]:
     parts = text.split(":")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+    if len(parts) not in (3, 4) or not all(part.isascii() and part.isdigit() for part in parts):
         raise JournalError(f"{text!r} isn't a place in the journal")
-    return JournalRef(*map(int, parts))
+    return list(map(int, parts))
+
+
+class Claim:
+    """What is under way and needs the journal from some segment on, while nothing durable says so.
+
+    Owner: the event loop.
+
+    Attributes:
+        oldest: The segment; None while it needs nothing.
+        idle: Whether it waits for somebody who may never come; then it is let go of when the journal has grown.
+        lost: Whether it was let go of.
+    """
+
+    def __init__(self, keeper: JournalKeeper) -> None:
+        """For the keeper to make."""
+        self._keeper = keeper
+        self.oldest: int | None = None
+        self.idle = False
+        self.lost = False
+
+    def begin(self) -> None:
+        """From the segment on that grows now; before what is claimed is appended."""
+        if self.oldest is None:
+            self.oldest = self._keeper.newest_segment
+            self._keeper.hold(self)
+
+    def release(self) -> None:
+        """End it; idempotent."""
+        self._keeper.let_go(self)
+        self.lost = True
 
 
 class TapeMirror:
@@ -134,6 +184,7 @@ class JournalKeeper:
         report: Told the trouble in one sentence, and "" when it is over.
 
     Attributes:
+        journal: To be read by anybody; what is appended goes through here.
         recording: Whether records are on their way to the tape, so that the machine's state is ahead of it.
         last_tape: Where the newest record of the tape is.
     """
@@ -147,13 +198,15 @@ class JournalKeeper:
         report: Callable[[str], None],
     ) -> None:
         """Write nothing yet."""
-        self._journal = journal
+        self.journal = journal
         self._workers = workers
         self._mirror = mirror
         self._report = report
         self._troubled = False
         self._mirror_troubled = False
-        self._unrecorded: set[JournalRef] = set()
+        # Places that aren't on the tape yet, with the oldest segment that each needs.
+        self._unrecorded: dict[str, int] = {}
+        self._claims: set[Claim] = set()
         self._patient = True
         self.recording = False
         self.last_tape = last_tape
@@ -173,14 +226,14 @@ class JournalKeeper:
 
         def write() -> None:
             while left:
-                self.last_tape = self._journal.append(KIND_TAPE, left[0])
+                self.last_tape = self.journal.append(KIND_TAPE, left[0])
                 left.pop(0)
             if durable:
-                self._journal.sync()
+                self.journal.sync()
 
         if left or durable:
             self.recording = True
-            await self._until_done(lambda: in_executor(self._workers.journal, write))
+            await self.until_done(lambda: in_executor(self._workers.journal, write))
             self.recording = False
         if lines:
             self._copy(lines)
@@ -196,24 +249,66 @@ class JournalKeeper:
                 self._mirror_troubled = False
                 self._report("")
 
-    async def append(self, kind: int, meta: object, payload: Buffers) -> JournalRef:
-        """Append one record with a payload, and remember its place until `recorded` is called.
+    @property
+    def newest_segment(self) -> int:
+        """The one that grows."""
+        return self.journal.segments[-1]
+
+    def claim(self) -> Claim:
+        """Something new that may come to need a part of the journal."""
+        return Claim(self)
+
+    def hold(self, claim: Claim) -> None:
+        """For claims: respect it from now on."""
+        self._claims.add(claim)
+
+    def let_go(self, claim: Claim) -> None:
+        """For claims: respect it no longer."""
+        self._claims.discard(claim)
+
+    def append_now(self, kind: int, payload: bytes | memoryview) -> JournalRef:
+        """Append one record without a meta part, right here.
+
+        Thread: any. Only under a claim, or segments may be dropped that have it.
 
         Raises:
-            StorageError: The journal can't take it now (`usable` tells whether it ever will).
+            StorageError: The journal can't take it now.
+        """
+        return self.journal.append(kind, b"", (payload,))
+
+    async def append(self, kind: int, meta: object, payload: Buffers, *, oldest: int | None = None) -> str:
+        """Append one record with a payload, and remember its place until `recorded` is called.
+
+        Args:
+            kind: Of the record.
+            meta: JSON.
+            payload: Its parts.
+            oldest: The oldest segment that the record refers to.
+
+        Returns:
+            Its place, as the tape has it.
+
+        Raises:
+            StorageError: The journal can't take it now (`check` tells whether it ever will).
         """
         line = json.dumps(meta, separators=(",", ":")).encode()
-        ref = await in_executor(self._workers.journal, lambda: self._journal.append(kind, line, payload))
-        self._unrecorded.add(ref)
-        return ref
+        claim = self.claim()
+        claim.begin()
+        try:
+            ref = await in_executor(self._workers.journal, lambda: self.journal.append(kind, line, payload))
+        finally:
+            claim.release()
+        place = format_ref(ref, oldest)
+        self._unrecorded[place] = _oldest_segment(place)
+        return place
 
-    async def append_waiting(self, kind: int, meta: object, payload: Buffers) -> JournalRef:
+    async def append_waiting(self, kind: int, meta: object, payload: Buffers, *, oldest: int | None = None) -> str:
         """Like `append`, but waits a full disk out.
 
         Raises:
             StorageError: The journal can't say what is durable; the process must end.
         """
-        return await self._until_done(lambda: self.append(kind, meta, payload))
+        return await self.until_done(lambda: self.append(kind, meta, payload, oldest=oldest))
 
     def stop_waiting(self) -> None:
         """From now on a disk that is full is an error: the process is to end, and nobody should wait for space."""
@@ -221,7 +316,7 @@ class JournalKeeper:
 
     def recorded(self, ref: str) -> None:
         """A record with this place is on the tape now, or never will be."""
-        self._unrecorded.discard(parse_ref(ref))
+        self._unrecorded.pop(ref, None)
 
     def read(self, ref: str, kind: int) -> bytes:
         """The payload at a place.
@@ -232,19 +327,24 @@ class JournalKeeper:
             JournalError: Nothing of that kind is there, or it is damaged.
             StorageError: The system refused.
         """
-        record = self._journal.read(parse_ref(ref))
+        record = self.journal.read(parse_ref(ref))
         if record.kind != kind:
             raise JournalError(f"the record at {ref} is of kind {record.kind} and not {kind}")
         return record.payload
 
     def floor(self, refs: Iterable[str]) -> int:
-        """The oldest segment that is still needed, if these places are.
+        """The oldest segment that is still needed, if these places are; idle claims far behind are let go of.
 
         Args:
             refs: What the machine's state refers to.
         """
-        needed = [parse_ref(ref).segment for ref in refs]
-        needed += [ref.segment for ref in self._unrecorded]
+        newest = self.newest_segment
+        for claim in [claim for claim in self._claims if claim.idle]:
+            if claim.oldest is not None and claim.oldest < newest - _IDLE_SEGMENTS_MAX:
+                claim.release()
+        needed = [_oldest_segment(ref) for ref in refs]
+        needed += self._unrecorded.values()
+        needed += [claim.oldest for claim in self._claims if claim.oldest is not None]
         if self.last_tape is not None:
             needed.append(self.last_tape.segment)
         return min(needed, default=0)
@@ -257,7 +357,7 @@ class JournalKeeper:
         Raises:
             StorageError: The system refused.
         """
-        return self._journal.drop_segments_before(segment)
+        return self.journal.drop_segments_before(segment)
 
     def check(self) -> None:
         """See that the journal can still tell what is durable; flushes what was appended.
@@ -267,14 +367,19 @@ class JournalKeeper:
         Raises:
             StorageError: It can't, and must be opened anew.
         """
-        self._journal.sync()
+        self.journal.sync()
 
     def close(self) -> None:
         """Close the files."""
-        self._journal.close()
+        self.journal.close()
         self._mirror.close()
 
-    async def _until_done(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def until_done(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try until the journal takes it, and say so while it doesn't.
+
+        Raises:
+            StorageError: The journal can't say what is durable, or is full while we stop; the process must end.
+        """
         delay_s = _RETRY_FIRST_S
         while True:
             try:

@@ -12,7 +12,8 @@ from wan_diloco.errors import RemoteProtocolError, StorageError
 from wan_diloco.protocol.events import MergeFailed, MergeFinished, StartMerge, SyncerEvent
 from wan_diloco.protocol.tape import FragmentPublished
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths, MergedFragment
-from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_PUBLICATION, JournalKeeper, format_ref
+from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, JournalKeeper
+from wan_diloco.syncer.payloads import merge_payloads
 from wan_diloco.syncer.updates import Packing, Updates, frames_bytes
 from wan_diloco.syncer.workers import Workers, in_executor
 from wan_diloco.transport.interface import Frames
@@ -84,7 +85,7 @@ class Merges:
             MergeFinished(
                 round_id=effect.round_id,
                 digest=merged.value.digest,
-                ref=format_ref(ref),
+                ref=ref,
                 codes_bytes=merged.payload.codes.size,
                 scales_bytes=merged.payload.scales.size,
                 update_bytes=frames_bytes(frames),
@@ -99,9 +100,7 @@ class Merges:
         self._updates.remember(record.fragment_id, record.version, frames)
 
     def _compute(self, effect: StartMerge, value: FragmentValue) -> tuple[MergedFragment, Frames]:
-        entries = [
-            (entry, self._maths.split(effect.fragment_id, self._keeper.read(entry.ref, KIND_CONTRIBUTION)))
-            for entry in effect.entries
-        ]
+        sizes = self._maths.sizes(effect.fragment_id)
+        entries = merge_payloads(self._keeper.journal, sizes, effect.entries)
         merged = self._maths.merge(effect.fragment_id, value, effect.to_version, effect.global_step, entries)
         return merged, self._packing.frames(merged.payload)

@@ -1,7 +1,7 @@
 """A syncer's state folder: begin a run in it, or take one up again to the very same bits.
 
     state/owner.lock     one owner
-    state/journal/       tape, contributions, publications
+    state/journal/       tape, chunks of contributions, contributions, publications
     state/snapshots/     all values, the machine's state, and up to where the tape is in it
 
 Taking up: the newest good snapshot, then the tape after it. A merge is done again from the journalled
@@ -36,11 +36,14 @@ from wan_diloco.storage import (
 )
 from wan_diloco.storage.filesystem import ensure_folder
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths, MergedFragment, snapshot_tensors
-from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_PUBLICATION, KIND_TAPE, parse_ref
+from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, KIND_TAPE, parse_ref
+from wan_diloco.syncer.payloads import merge_payloads
 from wan_diloco.units import FragmentId
 
 if TYPE_CHECKING:
     import torch
+
+    from wan_diloco.algorithm.codec import Payload
 
 __all__ = ["Restored", "open_state", "snapshot_manifest", "snapshot_name", "state_refs"]
 
@@ -245,9 +248,9 @@ class _Replay:
     def _publish(self, record: FragmentPublished, closed: RoundClosed) -> None:
         fragment_id = record.fragment_id
         before = self._store.value(fragment_id)
-        entries = [(entry, self._payload(fragment_id, entry.ref, KIND_CONTRIBUTION)) for entry in closed.entries]
+        entries = merge_payloads(self._journal, self._maths.sizes(fragment_id), closed.entries)
         merged = self._maths.merge(fragment_id, before, record.version, closed.global_step, entries)
-        stored = self._payload(fragment_id, record.ref, KIND_PUBLICATION)
+        stored = self._publication(fragment_id, record.ref)
         published_N = self._maths.published_after(fragment_id, before.published_N, stored)
         if digest(published_N) != record.digest:
             raise CheckpointError(
@@ -268,10 +271,10 @@ class _Replay:
         )
         self._store.install(MergedFragment(fragment_id=fragment_id, value=value, payload=stored))
 
-    def _payload(self, fragment_id: FragmentId, ref: str, kind: int) -> Any:
+    def _publication(self, fragment_id: FragmentId, ref: str) -> Payload:
         record = self._journal.read(parse_ref(ref))
-        if record.kind != kind:
-            raise JournalError(f"the record at {ref} is of kind {record.kind} and not {kind}")
+        if record.kind != KIND_PUBLICATION:
+            raise JournalError(f"the record at {ref} is of kind {record.kind} and not {KIND_PUBLICATION}")
         return self._maths.split(fragment_id, record.payload)
 
 

@@ -56,12 +56,12 @@ from wan_diloco.syncer.merges import Merges
 from wan_diloco.syncer.observer import Observer
 from wan_diloco.syncer.refusals import Refusals
 from wan_diloco.syncer.snapshots import Capture, SnapshotKeeper
+from wan_diloco.syncer.spool import Spool
 from wan_diloco.syncer.updates import Packing, Updates
 from wan_diloco.syncer.uploads import Offers, store_upload
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.transport.interface import Counters, Session
 from wan_diloco.units import GlobalStep, LearnerId
-from wan_diloco.wire.frames import Buffers
 
 __all__ = ["Parts", "SyncerService"]
 
@@ -215,27 +215,12 @@ class SyncerService:
             self._nobody.set()
         self._emit(LearnerDisconnected(session=session.session, reason=reason))
 
-    async def upload_offered(self, session: Session, header: ContributionHeader) -> bool:
-        """Whether the bytes of a contribution may come."""
+    async def upload_offered(self, session: Session, header: ContributionHeader) -> Spool | None:
+        """Where the bytes of a contribution may go; None when the machine doesn't want them."""
         self._emit(UploadOffered(session=session.session, header=header))
-        return await self._offers.decision(session.session, header)
-
-    def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int) -> None:
-        """All bytes of a contribution are here."""
-        if self._stopping:
-            return  # it isn't acknowledged, so it comes again
-        self._spawn(
-            store_upload(
-                session=session.session,
-                header=header,
-                buffers=payload,
-                wire_bytes=wire_bytes,
-                maths=self._parts.maths,
-                keeper=self._parts.keeper,
-                workers=self._parts.workers,
-                emit=self._emit,
-            )
-        )
+        if not await self._offers.decision(session.session, header):
+            return None
+        return Spool(header, self._parts.keeper, self._parts.workers, self._upload_complete, self._storage_failed)
 
     def upload_failed(self, session: Session, header: ContributionHeader, reason: RefusalReason, detail: str) -> None:
         """A contribution's bytes turned out bad."""
@@ -249,6 +234,31 @@ class SyncerService:
         """The machine's standing, and what the observer knows beside it."""
         standing: dict[str, object] = serial.to_json(status_of(self._machine, self._clock.now_s()))
         return {**standing, **self._parts.observer.status()}
+
+    def _upload_complete(self, spool: Spool, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
+        if self._stopping:
+            spool.abandon()
+            return  # it isn't acknowledged, so it comes again
+        self._spawn(
+            store_upload(
+                session=session.session,
+                header=header,
+                spool=spool,
+                wire_bytes=wire_bytes,
+                maths=self._parts.maths,
+                keeper=self._parts.keeper,
+                workers=self._parts.workers,
+                emit=self._emit,
+            )
+        )
+
+    def _storage_failed(self, problem: StorageError) -> None:
+        async def fail() -> None:
+            raise problem
+
+        # Who stops on a full disk has nothing to say about bytes that nobody counts on yet.
+        if not self._stopping:
+            self._spawn(fail())
 
     # ---- deciding --------------------------------------------------------------------------------
 

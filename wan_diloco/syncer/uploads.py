@@ -1,7 +1,8 @@
 """A contribution's way from its offer to the journal.
 
-The machine decides on the header alone; here its bytes are held back until it has, and checked after
-they have come: sizes, codec, and that every scale and value is finite. Only then are they journalled.
+The machine decides on the header alone; its bytes are held back until it has. They go straight into the
+journal, as chunks that nothing refers to. When all are there they are checked: sizes, codec, and that every
+scale and value is finite. Only then does a record make a contribution of them.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from wan_diloco.algorithm.codec import Payload
+from wan_diloco.algorithm.codec import PayloadSizes
 from wan_diloco.errors import DecodeError, NonFiniteError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import SessionId, SyncerEvent, UploadFailed, UploadStored
 from wan_diloco.protocol.messages import ContributionHeader, RefusalReason
-from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, JournalKeeper, format_ref
+from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, JournalKeeper
+from wan_diloco.syncer.payloads import StoredPayload, contribution_meta, whole_payload
 from wan_diloco.syncer.workers import Workers, in_executor
 
 if TYPE_CHECKING:
     from wan_diloco.syncer.fragments_store import Maths
-    from wan_diloco.wire.frames import Buffers
+    from wan_diloco.syncer.spool import Spool
 
 __all__ = ["Offers", "store_upload"]
 
@@ -64,19 +66,19 @@ async def store_upload(
     *,
     session: SessionId,
     header: ContributionHeader,
-    buffers: Buffers,
+    spool: Spool,
     wire_bytes: int,
     maths: Maths,
     keeper: JournalKeeper,
     workers: Workers,
     emit: Callable[[SyncerEvent], None],
 ) -> None:
-    """Check what came, journal it, and tell the machine.
+    """Check what came, make a contribution of it in the journal, and tell the machine.
 
     Args:
         session: Who sent it.
         header: What it claims to be; the machine has accepted it.
-        buffers: Its bytes.
+        spool: Its bytes, all of them.
         wire_bytes: What crossed the wire for it.
         maths: Decodes.
         keeper: Journals; a full disk is waited out.
@@ -84,20 +86,25 @@ async def store_upload(
         emit: Takes `UploadStored` or `UploadFailed`.
 
     Raises:
-        StorageError: The journal has lost track of what is durable; the process must end.
+        StorageError: The journal has lost track of what is durable, or is damaged; the process must end.
     """
-    payload = Payload(codes=buffers.codes, scales=buffers.scales)
-    problem = await in_executor(workers.maths, lambda: _problem(header, payload, maths))
-    if problem is not None:
-        reason, detail = problem
-        emit(UploadFailed(session=session, header=header, reason=reason, detail=detail))
-        return
-    parts = (payload.codes.data, payload.scales.data)
-    ref = await keeper.append_waiting(KIND_CONTRIBUTION, serial.to_json(header), parts)
-    emit(UploadStored(session=session, header=header, ref=format_ref(ref), payload_bytes=wire_bytes))
+    chunks, row = spool.chunks, spool.row
+    sizes = PayloadSizes(codes_bytes=header.codes_bytes, scales_bytes=header.scales_bytes)
+    payload = StoredPayload(keeper.journal, sizes, chunks, row)
+    try:
+        problem = await in_executor(workers.maths, lambda: _problem(header, payload, maths))
+        if problem is not None:
+            reason, detail = problem
+            emit(UploadFailed(session=session, header=header, reason=reason, detail=detail))
+            return
+        meta = contribution_meta(serial.to_json(header), chunks)
+        ref = await keeper.append_waiting(KIND_CONTRIBUTION, meta, (row,), oldest=spool.oldest_segment)
+        emit(UploadStored(session=session, header=header, ref=ref, payload_bytes=wire_bytes))
+    finally:
+        spool.abandon()
 
 
-def _problem(header: ContributionHeader, payload: Payload, maths: Maths) -> tuple[RefusalReason, str] | None:
+def _problem(header: ContributionHeader, payload: StoredPayload, maths: Maths) -> tuple[RefusalReason, str] | None:
     if header.codec != maths.codec.name:
         return RefusalReason.WRONG_CODEC, f"the codec is {header.codec!r}, this run uses {maths.codec.name!r}"
     if not 0 <= header.key.fragment_id < maths.layout.num_fragments:
@@ -105,7 +112,7 @@ def _problem(header: ContributionHeader, payload: Payload, maths: Maths) -> tupl
     if header.steps < 1 or header.tokens < 1:
         return RefusalReason.NO_STEPS, f"{header.tokens} tokens in {header.steps} steps have no weight"
     try:
-        maths.check(header.key.fragment_id, payload)
+        maths.check(header.key.fragment_id, whole_payload(payload))
     except NonFiniteError as exc:
         return RefusalReason.NON_FINITE, exc.detail
     except DecodeError as exc:

@@ -32,11 +32,13 @@ class Workers:
 
     Attributes:
         maths: Merges, codecs, packing; as many threads as the configuration says.
-        journal: One thread, since appending belongs to one.
+        intake: As many, for what comes in: a merge must not hold up the wire.
+        journal: One thread for records, and for flushing.
         files: One thread for snapshots, so that a slow disk delays neither maths nor the journal's queue.
     """
 
     maths: Executor
+    intake: Executor
     journal: Executor
     files: Executor
 
@@ -45,6 +47,7 @@ class Workers:
         """Real threads."""
         return cls(
             maths=ThreadPoolExecutor(num_maths, thread_name_prefix="maths"),
+            intake=ThreadPoolExecutor(num_maths, thread_name_prefix="intake"),
             journal=ThreadPoolExecutor(1, thread_name_prefix="journal"),
             files=ThreadPoolExecutor(1, thread_name_prefix="files"),
         )
@@ -53,11 +56,11 @@ class Workers:
     def inline(cls) -> Self:
         """No threads: everything happens in the order in which it is asked for."""
         executor = InlineExecutor()
-        return cls(maths=executor, journal=executor, files=executor)
+        return cls(maths=executor, intake=executor, journal=executor, files=executor)
 
     def shutdown(self) -> None:
         """Wait for what runs, drop what waits."""
-        for executor in (self.maths, self.journal, self.files):
+        for executor in (self.maths, self.intake, self.journal, self.files):
             executor.shutdown(wait=True, cancel_futures=True)
 
 

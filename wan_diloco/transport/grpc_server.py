@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 import grpc
 import grpc.aio
@@ -18,13 +15,10 @@ from wan_diloco.transport.hub import SessionHub
 from wan_diloco.transport.interface import SyncerHandler
 from wan_diloco.transport.options import Keepalive, ServerLimits
 from wan_diloco.transport.streams import Metadata, Method, ServerStream
-from wan_diloco.wire.frames import Assembler, Piece
 
 __all__ = ["GrpcSyncerServer"]
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
-# Below this, decoding takes less time than handing it to a thread.
-_INLINE_BYTES: Final = 32 * 1024
 
 
 class GrpcSyncerServer:
@@ -54,8 +48,7 @@ class GrpcSyncerServer:
         self._insecure = insecure
         self._credentials = credentials
         limits = limits or ServerLimits()
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="decode")
-        self._hub = SessionHub(handler, limits, lambda: secrets.token_hex(16), self._decode)
+        self._hub = SessionHub(handler, limits, lambda: secrets.token_hex(16))
         self._server = grpc.aio.server(
             options=server_options(keepalive or Keepalive()),
             # A control, a download, and the uploads of each session; and a status call or two.
@@ -96,12 +89,6 @@ class GrpcSyncerServer:
         await self._server.stop(grace=0.5)
         # Handlers that gRPC had to cancel end a little after.
         await self._hub.close(grace_s=5.0)
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _decode(self, assembler: Assembler, message: bytes) -> list[Piece]:
-        if len(message) <= _INLINE_BYTES:
-            return assembler.decode(message)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, assembler.decode, message)
 
 
 class _GrpcServerStream:

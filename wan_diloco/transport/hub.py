@@ -14,7 +14,7 @@ from wan_diloco.transport.interface import SyncerHandler
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.session import ServerSession
 from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, ServerStream
-from wan_diloco.transport.uploading import Decode, Partials, discard_upload, receive_upload
+from wan_diloco.transport.uploading import Partials, discard_upload, receive_upload
 from wan_diloco.wire.convert import encode_status
 
 __all__ = ["SessionHub"]
@@ -32,17 +32,13 @@ class SessionHub:
         handler: Who is told.
         limits: How much peers may make us hold.
         make_token: A fresh secret at each call.
-        decode: How bulk messages are decoded.
     """
 
-    def __init__(
-        self, handler: SyncerHandler, limits: ServerLimits, make_token: Callable[[], str], decode: Decode
-    ) -> None:
+    def __init__(self, handler: SyncerHandler, limits: ServerLimits, make_token: Callable[[], str]) -> None:
         """Nobody is here yet."""
         self._handler = handler
         self._limits = limits
         self._make_token = make_token
-        self._decode = decode
         self._sessions: dict[SessionId, ServerSession] = {}
         self._partials = Partials(limits)
         self._last_session = 0
@@ -108,7 +104,7 @@ class SessionHub:
         try:
             with session.lifetime.bound():
                 await stream.accept({})
-                await receive_upload(stream, session, self._handler, self._partials, self._limits, self._decode)
+                await receive_upload(stream, session, self._handler, self._partials, self._limits)
         except DecodeError as problem:
             session.refuse(RefusalReason.GARBAGE, str(problem))
             raise

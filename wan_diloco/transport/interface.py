@@ -20,7 +20,16 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.wire.frames import Buffers
 
-__all__ = ["Connection", "ConnectionFactory", "Counters", "Frames", "Session", "SyncerHandler", "SyncerServer"]
+__all__ = [
+    "Connection",
+    "ConnectionFactory",
+    "Counters",
+    "Frames",
+    "Session",
+    "SyncerHandler",
+    "SyncerServer",
+    "UploadSink",
+]
 
 # Bulk messages as `wire.frames.pack` makes them, in order.
 Frames = Sequence[bytes]
@@ -100,6 +109,57 @@ class Session(Protocol):
         ...
 
 
+class UploadSink(Protocol):
+    """Where the bytes of one accepted contribution go; the handler makes it, one stream at a time feeds it.
+
+    It outlives a stream that breaks: the next one that offers the same snapshot goes on where that stopped.
+    """
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        """The first part [start, end) of the row of codes and scales that is missing; empty when none is."""
+        ...
+
+    @property
+    def stored_bytes(self) -> int:
+        """How much of the row is there."""
+        ...
+
+    @property
+    def usable(self) -> bool:
+        """Whether what is there can still be built on; a sink that rests for long may have been let go of."""
+        ...
+
+    async def put(self, message: bytes) -> None:
+        """Check a bulk message and store what it carries; returns when there is room for the next.
+
+        It may be cancelled: its chunks are then there or not, but never in part.
+
+        Raises:
+            DecodeError: As `wire.frames.Assembler.add`.
+            TransportError: It can't be stored now, and the upload has to be begun again.
+        """
+        ...
+
+    def rest(self) -> None:
+        """The stream broke; the next `put`, if any, comes from another."""
+        ...
+
+    def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
+        """All bytes are here, each with a good checksum; the last call.
+
+        Args:
+            session: Where the last of them came from.
+            header: As it was offered last.
+            wire_bytes: What crossed the wire for it, headers and repeated chunks included.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Nothing more comes of it; the last call."""
+        ...
+
+
 class SyncerHandler(Protocol):
     """What a syncer's service does about what arrives. Called on the event loop; must not block."""
 
@@ -115,18 +175,10 @@ class SyncerHandler(Protocol):
         """The session ended, whoever ended it; the last call about it."""
         ...
 
-    async def upload_offered(self, session: Session, header: ContributionHeader) -> bool:
-        """Whether the bytes of a contribution are wanted; memory for them is taken right after."""
-        ...
+    async def upload_offered(self, session: Session, header: ContributionHeader) -> UploadSink | None:
+        """Where the bytes of a contribution are to go; None when they aren't wanted.
 
-    def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int) -> None:
-        """All bytes of a contribution are here, each with a good checksum. The handler owns the buffers.
-
-        Args:
-            session: Where it came from.
-            header: As it was offered.
-            payload: Of exactly the lengths that the header says.
-            wire_bytes: What crossed the wire for it, headers and repeated chunks included.
+        The transport may go on with an older sink of the same contribution instead, and not use this one.
         """
         ...
 

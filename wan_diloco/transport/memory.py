@@ -23,7 +23,6 @@ from wan_diloco.transport.pacer import Pacer
 from wan_diloco.transport.streams import Metadata, Method
 from wan_diloco.units import LearnerId
 from wan_diloco.wire.convert import decode_learner, decode_status, decode_syncer
-from wan_diloco.wire.frames import Assembler, Piece
 
 __all__ = ["Link", "MemoryNetwork", "MemoryServer"]
 
@@ -186,7 +185,7 @@ class MemoryServer:
     def __init__(self, network: MemoryNetwork, handler: SyncerHandler) -> None:
         """Not listening yet."""
         self._network = network
-        self._hub = SessionHub(handler, network.limits, network.make_token, _decode_here)
+        self._hub = SessionHub(handler, network.limits, network.make_token)
 
     async def start(self) -> str:
         """Begin to listen.
@@ -237,7 +236,3 @@ class _MemoryDialer:
         call = self._network.open(self._line, method, metadata)
         self._calls.append(call)
         return call
-
-
-async def _decode_here(assembler: Assembler, message: bytes) -> list[Piece]:
-    return assembler.decode(message)

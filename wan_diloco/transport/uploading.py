@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wan_diloco.errors import DecodeError, TransportError
 from wan_diloco.protocol.messages import ContributionHeader, RefusalReason
-from wan_diloco.transport.interface import Counters, Frames, Session, SyncerHandler
+from wan_diloco.transport.interface import Counters, Frames, Session, SyncerHandler, UploadSink
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.pacer import Pacer
 from wan_diloco.transport.streams import END_MARK, ClientStream, ServerStream
@@ -21,26 +21,25 @@ from wan_diloco.wire.convert import (
     encode_answer,
     encode_contribution,
 )
-from wan_diloco.wire.frames import Assembler, Piece, spans
+from wan_diloco.wire.frames import spans
 
-__all__ = ["Decode", "Partial", "Partials", "discard_upload", "receive_upload", "send_upload"]
+__all__ = ["Partials", "discard_upload", "receive_upload", "send_upload"]
 
-# Decodes a bulk message for an assembler, in place or on another thread.
-Decode = Callable[[Assembler, bytes], Awaitable[list[Piece]]]
 # More than any server asks for; a bound against one that asks forever.
 _ASKED_MAX = 64
 
 
 @dataclass(slots=True)
-class Partial:
+class _Partial:
     """An upload as far as it came.
 
     Attributes:
+        sink: Has its bytes.
         wire_bytes: What crossed the wire for it so far.
         bad_chunks: How often it had to be asked again.
     """
 
-    assembler: Assembler
+    sink: UploadSink
     wire_bytes: int = 0
     bad_chunks: int = 0
 
@@ -48,31 +47,40 @@ class Partial:
 class Partials:
     """Broken uploads, kept for a while so that they can go on where they stopped.
 
-    Owner: one event loop. Bounded by number per learner and by bytes in all; the oldest goes first.
+    Owner: one event loop. Bounded by number per learner and by stored bytes in all; the oldest goes first.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
         """Keep nothing yet."""
         self._limits = limits
-        self._kept: OrderedDict[ContributionHeader, Partial] = OrderedDict()
+        self._kept: OrderedDict[ContributionHeader, _Partial] = OrderedDict()
 
     def __len__(self) -> int:
         """How many are kept."""
         return len(self._kept)
 
-    def take(self, header: ContributionHeader) -> Partial:
-        """The kept one of exactly this contribution, or a fresh one; the caller owns it."""
+    def take(self, header: ContributionHeader, fresh: UploadSink) -> _Partial:
+        """The kept one of exactly this contribution, or one that begins in a fresh sink; the caller owns it."""
         kept = self._kept.pop(_identity(header), None)
-        return kept or Partial(Assembler(header.codes_bytes, header.scales_bytes))
+        return kept if kept is not None and kept.sink.usable else _Partial(fresh)
 
-    def keep(self, header: ContributionHeader, partial: Partial) -> None:
+    def keep(self, header: ContributionHeader, partial: _Partial) -> None:
         """Keep it for the next try."""
-        self._kept[_identity(header)] = partial
+        partial.sink.rest()
+        identity = _identity(header)
+        # A second stream with the same contribution may have been cut off before.
+        self._let_go(identity)
+        self._kept[identity] = partial
         same = [kept for kept in self._kept if kept.key.learner_id == header.key.learner_id]
         for oldest in same[: -self._limits.partials_max]:
-            del self._kept[oldest]
-        while sum(kept.assembler.memory_bytes for kept in self._kept.values()) > self._limits.partial_bytes_max:
-            self._kept.popitem(last=False)
+            self._let_go(oldest)
+        while sum(kept.sink.stored_bytes for kept in self._kept.values()) > self._limits.partial_bytes_max:
+            self._let_go(next(iter(self._kept)))
+
+    def _let_go(self, identity: ContributionHeader) -> None:
+        partial = self._kept.pop(identity, None)
+        if partial is not None:
+            partial.sink.abandon()
 
 
 def _identity(header: ContributionHeader) -> ContributionHeader:
@@ -81,12 +89,7 @@ def _identity(header: ContributionHeader) -> ContributionHeader:
 
 
 async def receive_upload(
-    stream: ServerStream,
-    session: Session,
-    handler: SyncerHandler,
-    partials: Partials,
-    limits: ServerLimits,
-    decode: Decode,
+    stream: ServerStream, session: Session, handler: SyncerHandler, partials: Partials, limits: ServerLimits
 ) -> None:
     """Serve one upload call, and tell the handler how it went.
 
@@ -99,25 +102,28 @@ async def receive_upload(
         return
     session.counters.uplink_bytes += len(first)
     header = decode_contribution(first)
-    if not await handler.upload_offered(session, header):
+    sink = await handler.upload_offered(session, header)
+    if sink is None:
         await _refuse(stream, session.counters)
         return
     if header.codes_bytes + header.scales_bytes > limits.payload_bytes_max:
+        sink.abandon()
         handler.upload_failed(session, header, RefusalReason.WRONG_LENGTH, "more than this syncer takes")
         await _refuse(stream, session.counters)
         return
-    partial = partials.take(header)
+    partial = partials.take(header, sink)
     partial.wire_bytes += len(first)
     try:
-        await _fill(stream, session.counters, partial, limits, decode)
+        await _fill(stream, session.counters, partial, limits)
     except DecodeError as problem:
+        partial.sink.abandon()
         handler.upload_failed(session, header, _refusal(problem), problem.detail)
         await _refuse(stream, session.counters)
     except BaseException:
         partials.keep(header, partial)
         raise
     else:
-        handler.upload_complete(session, header, partial.assembler.result(), partial.wire_bytes)
+        partial.sink.complete(session, header, partial.wire_bytes)
         await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.DONE)))
 
 
@@ -136,28 +142,22 @@ async def _refuse(stream: ServerStream, counters: Counters) -> None:
     await discard_upload(stream, counters)
 
 
-async def _fill(
-    stream: ServerStream, counters: Counters, partial: Partial, limits: ServerLimits, decode: Decode
-) -> None:
+async def _fill(stream: ServerStream, counters: Counters, partial: _Partial, limits: ServerLimits) -> None:
     """Take what comes unasked, then ask for what is missing until nothing is."""
-    assembler = partial.assembler
-    await _take(stream, counters, partial, limits, decode)
-    while not assembler.complete:
-        start, end = assembler.gap
-        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.SEND, start=start, end=end)))
-        await _take(stream, counters, partial, limits, decode)
-        if assembler.gap == (start, end):
-            _note_bad(partial, limits, f"bytes {start} to {end} don't come")
+    await _take(stream, counters, partial, limits)
+    while (gap := partial.sink.gap)[0] < gap[1]:
+        await stream.write(encode_answer(UploadAnswer(kind=AnswerKind.SEND, start=gap[0], end=gap[1])))
+        await _take(stream, counters, partial, limits)
+        if partial.sink.gap == gap:
+            _note_bad(partial, limits, f"bytes {gap[0]} to {gap[1]} don't come")
 
 
-async def _take(
-    stream: ServerStream, counters: Counters, partial: Partial, limits: ServerLimits, decode: Decode
-) -> None:
-    """Place messages up to the mark of their end."""
+async def _take(stream: ServerStream, counters: Counters, partial: _Partial, limits: ServerLimits) -> None:
+    """Store messages up to the mark of their end."""
     while (message := await _next_message(stream, counters)) != END_MARK:
         partial.wire_bytes += len(message)
         try:
-            partial.assembler.place(await decode(partial.assembler, message))
+            await partial.sink.put(message)
         except DecodeError as problem:
             # Anything but a bad checksum would come out the same again.
             if problem.reason != "bad_checksum":
@@ -173,7 +173,7 @@ async def _next_message(stream: ServerStream, counters: Counters) -> bytes:
     return message
 
 
-def _note_bad(partial: Partial, limits: ServerLimits, detail: str) -> None:
+def _note_bad(partial: _Partial, limits: ServerLimits, detail: str) -> None:
     partial.bad_chunks += 1
     if partial.bad_chunks > limits.bad_chunks_max:
         raise DecodeError("bad_checksum", f"asked again {limits.bad_chunks_max} times; {detail}")

@@ -30,11 +30,21 @@ class Coverage:
         """Whether everything is there."""
         return self.gap() == (self._total, self._total)
 
+    @property
+    def covered(self) -> int:
+        """How many bytes are there."""
+        return sum(end - start for start, end in self._islands)
+
     def gap(self) -> tuple[int, int]:
         """The first missing part [start, end); (total, total) when there is none."""
         start = self._islands[0][1] if self._islands and self._islands[0][0] == 0 else 0
         later = [island for island in self._islands if island[0] >= start]
         return (start, later[0][0] if later else self._total)
+
+    def has(self, start: int, end: int) -> bool:
+        """Whether all of [start, end) is there."""
+        at = bisect_right(self._islands, (start, self._total + 1))
+        return at > 0 and end <= self._islands[at - 1][1]
 
     def add(self, start: int, end: int) -> bool:
         """Note that [start, end) is there.
@@ -50,7 +60,7 @@ class Coverage:
         at = bisect_right(self._islands, (start, self._total + 1))
         before = self._islands[at - 1] if at else None
         after = self._islands[at] if at < len(self._islands) else None
-        if before is not None and before[0] <= start and end <= before[1]:
+        if self.has(start, end):
             return False
         if (before is not None and start < before[1]) or (after is not None and end > after[0]):
             raise DecodeError("garbage", "chunks overlap")

@@ -42,6 +42,7 @@ __all__ = [
     "Piece",
     "pack",
     "spans",
+    "unpack",
 ]
 
 CHUNK_BYTES_DEFAULT: Final = 512 * 1024
@@ -74,7 +75,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk that is decoded and checked but not yet in its place.
+    """A chunk that is checked and decompressed but not yet in its place.
 
     Attributes:
         start: Position in the row of codes and scales.
@@ -194,10 +195,48 @@ def spans(messages: Sequence[bytes], codes_bytes: int) -> list[tuple[int, int]]:
     return found
 
 
+def unpack(message: bytes, codes_bytes: int, scales_bytes: int) -> list[Piece]:
+    """Check and decompress a message; chunks that came uncompressed share its memory.
+
+    Args:
+        message: Bytes from anywhere.
+        codes_bytes: Length of the first buffer, as agreed upon.
+        scales_bytes: Of the second.
+
+    Thread: any.
+
+    Raises:
+        DecodeError: `bad_checksum` when asking again may help; any other reason when it can't.
+    """
+    sizes = (codes_bytes, scales_bytes)
+    return [Piece(frame.start(codes_bytes), _inflate(frame, sizes)) for frame in _parse(message)]
+
+
+def _inflate(frame: _Frame, sizes: tuple[int, int]) -> NDArray[np.uint8]:
+    if _checksum(frame.head, frame.stored) != frame.checksum:
+        raise DecodeError("bad_checksum", f"chunk at {frame.offset}")
+    if frame.buffer > _SCALES or frame.flags not in (0, _ZSTD, _ZSTD | _SHUFFLED):
+        raise DecodeError("garbage", f"a frame of buffer {frame.buffer} with flags {frame.flags}")
+    if not 1 <= frame.raw_bytes <= CHUNK_BYTES_MAX:
+        raise DecodeError("wrong_length", f"a chunk of {frame.raw_bytes} bytes")
+    if frame.offset + frame.raw_bytes > sizes[frame.buffer]:
+        raise DecodeError("wrong_length", f"a chunk beyond the end of buffer {frame.buffer}")
+    if not frame.flags & _ZSTD:
+        if len(frame.stored) != frame.raw_bytes:
+            raise DecodeError("wrong_length", "a stored chunk of another length than its own")
+        return np.frombuffer(frame.stored, dtype=np.uint8)
+    raw = np.frombuffer(decompress(frame.stored, frame.raw_bytes), dtype=np.uint8)
+    if not frame.flags & _SHUFFLED:
+        return raw
+    if raw.size % 2:
+        raise DecodeError("garbage", "a shuffled chunk of odd length")
+    return raw.reshape(2, -1).T.reshape(-1)
+
+
 class Assembler:
     """Puts two buffers together from messages in any order; repeated ones change nothing.
 
-    Owner: one task. Only `decode` may be called from another thread meanwhile.
+    Owner: one task.
 
     Args:
         codes_bytes, scales_bytes: Lengths agreed upon; memory for them is taken here.
@@ -220,60 +259,22 @@ class Assembler:
         return self._coverage.gap()
 
     @property
-    def memory_bytes(self) -> int:
-        """What is held."""
-        return self._row.size
-
-    def decode(self, message: bytes) -> list[Piece]:
-        """Check and decompress a message without putting it in its place.
-
-        Thread: any.
-
-        Raises:
-            DecodeError: `bad_checksum` when asking again may help; any other reason when it can't.
-        """
-        return [Piece(frame.start(self._sizes[0]), self._inflate(frame)) for frame in _parse(message)]
-
-    def place(self, pieces: Sequence[Piece]) -> None:
-        """Put decoded chunks into their places.
-
-        Raises:
-            DecodeError: Chunks overlap in part, or lie scattered so that no honest sender made them.
-        """
-        for piece in pieces:
-            if self._coverage.add(piece.start, piece.start + piece.raw.size):
-                self._row[piece.start : piece.start + piece.raw.size] = piece.raw
+    def stored_bytes(self) -> int:
+        """How many bytes are there."""
+        return self._coverage.covered
 
     def add(self, message: bytes) -> None:
-        """`decode` and `place`.
+        """Check a message and put its chunks into their places.
 
         Raises:
-            DecodeError: As those do.
+            DecodeError: As `unpack`; or chunks overlap in part, or lie scattered so that no honest sender made them.
         """
-        self.place(self.decode(message))
+        for piece in unpack(message, *self._sizes):
+            if self._coverage.add(piece.start, piece.start + piece.raw.size):
+                self._row[piece.start : piece.start + piece.raw.size] = piece.raw
 
     def result(self) -> Buffers:
         """The two buffers, sharing memory with the assembler; to be called once, when complete."""
         if not self.complete:
             raise AssertionError("the payload isn't complete")
         return Buffers(codes=self._row[: self._sizes[0]], scales=self._row[self._sizes[0] :])
-
-    def _inflate(self, frame: _Frame) -> NDArray[np.uint8]:
-        if _checksum(frame.head, frame.stored) != frame.checksum:
-            raise DecodeError("bad_checksum", f"chunk at {frame.offset}")
-        if frame.buffer > _SCALES or frame.flags not in (0, _ZSTD, _ZSTD | _SHUFFLED):
-            raise DecodeError("garbage", f"a frame of buffer {frame.buffer} with flags {frame.flags}")
-        if not 1 <= frame.raw_bytes <= CHUNK_BYTES_MAX:
-            raise DecodeError("wrong_length", f"a chunk of {frame.raw_bytes} bytes")
-        if frame.offset + frame.raw_bytes > self._sizes[frame.buffer]:
-            raise DecodeError("wrong_length", f"a chunk beyond the end of buffer {frame.buffer}")
-        if not frame.flags & _ZSTD:
-            if len(frame.stored) != frame.raw_bytes:
-                raise DecodeError("wrong_length", "a stored chunk of another length than its own")
-            return np.frombuffer(frame.stored, dtype=np.uint8)
-        raw = np.frombuffer(decompress(frame.stored, frame.raw_bytes), dtype=np.uint8)
-        if not frame.flags & _SHUFFLED:
-            return raw
-        if raw.size % 2:
-            raise DecodeError("garbage", "a shuffled chunk of odd length")
-        return raw.reshape(2, -1).T.reshape(-1)

@@ -29,7 +29,7 @@ from wan_diloco.storage import write_text
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.transport.interface import Session
 from wan_diloco.units import Epoch, GlobalStep, Incarnation, Term, Version
-from wan_diloco.wire.frames import Buffers
+from wan_diloco.wire.frames import Assembler, Buffers
 
 T = TypeVar("T")
 
@@ -137,12 +137,11 @@ class StubSyncer:
         self.live -= 1
         self._news.set()
 
-    async def upload_offered(self, session: Session, header: ContributionHeader) -> bool:
-        del session, header
-        return True
+    async def upload_offered(self, session: Session, header: ContributionHeader) -> _Sink:
+        del session
+        return _Sink(self, header)
 
-    def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers, wire_bytes: int) -> None:
-        del wire_bytes
+    def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers) -> None:
         self.uploads.append((header, payload))
         session.send(
             Acknowledged(fragment_id=header.key.fragment_id, step_lo=header.key.step_lo, step_hi=header.step_hi)
@@ -159,6 +158,37 @@ class StubSyncer:
         return {}
 
 
+class _Sink:
+    """Holds an upload in memory."""
+
+    usable = True
+
+    def __init__(self, stub: StubSyncer, header: ContributionHeader) -> None:
+        self._stub = stub
+        self._assembler = Assembler(header.codes_bytes, header.scales_bytes)
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        return self._assembler.gap
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._assembler.stored_bytes
+
+    async def put(self, message: bytes) -> None:
+        self._assembler.add(message)
+
+    def rest(self) -> None:
+        pass
+
+    def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
+        del wire_bytes
+        self._stub.upload_complete(session, header, self._assembler.result())
+
+    def abandon(self) -> None:
+        pass
+
+
 class _Handler:
     """The stub under the names of the handler's protocol: `said` is the test's list."""
 
@@ -167,7 +197,6 @@ class _Handler:
         self.said = stub.said_message
         self.disconnected = stub.disconnected
         self.upload_offered = stub.upload_offered
-        self.upload_complete = stub.upload_complete
         self.upload_failed = stub.upload_failed
         self.refused = stub.refused
         self.status = stub.status

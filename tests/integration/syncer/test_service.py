@@ -21,7 +21,7 @@ from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import FragmentPublished, TapeRecord
 from wan_diloco.storage.journal import Journal
-from wan_diloco.syncer import journal_keeper
+from wan_diloco.syncer import journal_keeper, spool
 from wan_diloco.syncer.journal_keeper import KIND_TAPE
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.transport.memory import MemoryNetwork
@@ -79,9 +79,11 @@ def test_rounds_close_and_every_learner_holds_the_published_bits(tmp_path):
     assert {"SyncerStarted", "RunStarted", "RoundClosed", "FragmentPublished"} <= kinds
 
 
-@pytest.mark.parametrize("codec", ["int4", "f32"])
-def test_a_killed_syncer_comes_back_to_the_same_bits_and_goes_on(tmp_path, codec):
+@pytest.mark.parametrize(("codec", "in_chunks"), [("int4", False), ("int4", True), ("f32", True)])
+def test_a_killed_syncer_comes_back_to_the_same_bits_and_goes_on(tmp_path, monkeypatch, codec, in_chunks):
     config = tiny_config(wire={"codec": codec})
+    if in_chunks:
+        monkeypatch.setattr(spool, "_WHOLE_BYTES_MAX", 0)
 
     async def first():
         async with scene(config, tmp_path) as (made, group):
@@ -132,8 +134,11 @@ def test_a_drained_syncer_leaves_a_snapshot_with_everything_in_it(tmp_path):
     close(restored)
 
 
-def test_wherever_the_journal_is_cut_the_state_before_the_cut_comes_back(tmp_path):
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_wherever_the_journal_is_cut_the_state_before_the_cut_comes_back(tmp_path, monkeypatch, in_chunks):
     config = tiny_config()
+    if in_chunks:
+        monkeypatch.setattr(spool, "_WHOLE_BYTES_MAX", 0)
 
     async def first():
         async with scene(config, tmp_path / "run") as (made, group):

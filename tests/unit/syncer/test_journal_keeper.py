@@ -17,7 +17,6 @@ from wan_diloco.syncer.journal_keeper import (
     KIND_TAPE,
     JournalKeeper,
     TapeMirror,
-    format_ref,
     parse_ref,
 )
 from wan_diloco.syncer.workers import Workers
@@ -116,7 +115,7 @@ def test_a_contribution_waits_for_space_and_a_publication_does_not(scene):
     keeper, disk, _, _ = scene
     disk.full_for = 2
     ref = asyncio.run(keeper.append_waiting(KIND_CONTRIBUTION, {"a": 1}, (b"codes", b"scales")))
-    assert keeper.read(format_ref(ref), KIND_CONTRIBUTION) == b"codesscales"
+    assert keeper.read(ref, KIND_CONTRIBUTION) == b"codesscales"
     disk.full_for = 1
     with pytest.raises(StorageError, match="full"):
         asyncio.run(keeper.append(KIND_PUBLICATION, {}, (b"x",)))
@@ -126,19 +125,70 @@ def test_a_place_of_another_kind_is_not_read(scene):
     keeper, *_ = scene
     ref = asyncio.run(keeper.append(KIND_CONTRIBUTION, {}, (b"x",)))
     with pytest.raises(JournalError, match="of kind 2 and not 3"):
-        keeper.read(format_ref(ref), KIND_PUBLICATION)
+        keeper.read(ref, KIND_PUBLICATION)
 
 
 def test_segments_are_needed_for_places_referred_to_and_for_what_is_not_recorded_yet(scene):
     keeper, *_ = scene
     assert keeper.floor(["3:20:9", "5:20:9"]) == 3
+    assert keeper.floor(["3:20:9", "5:20:9:2"]) == 2
     ref = asyncio.run(keeper.append(KIND_CONTRIBUTION, {}, ()))
-    assert keeper.floor(["3:20:9"]) == ref.segment == 1
-    keeper.recorded(format_ref(ref))
+    assert keeper.floor(["3:20:9"]) == parse_ref(ref).segment == 1
+    keeper.recorded(ref)
     assert keeper.floor(["3:20:9"]) == 3
 
 
-@pytest.mark.parametrize("text", ["", "1:2", "1:2:x", "1:2:3:4", "-1:2:3"])
+def test_a_record_that_refers_to_older_segments_keeps_them(scene):
+    keeper, *_ = scene
+    # It lies in segment 1 itself; as if its chunks were older.
+    ref = asyncio.run(keeper.append(KIND_CONTRIBUTION, {}, (), oldest=0))
+    assert ref.endswith(":0")
+    assert keeper.floor(["3:20:9"]) == 0
+    keeper.recorded(ref)
+    assert keeper.floor(["3:20:9"]) == 3
+    assert keeper.read(ref, KIND_CONTRIBUTION) == b""
+
+
+def test_while_a_record_is_being_appended_its_segment_stays(scene):
+    keeper, disk, _, _ = scene
+    floors = []
+    append = disk.append
+
+    def looked_at(kind, meta, payload=()):
+        ref = append(kind, meta, payload)
+        floors.append(keeper.floor(["3:20:9"]))
+        return ref
+
+    disk.append = looked_at
+    asyncio.run(keeper.append(KIND_CONTRIBUTION, {}, ()))
+    assert floors == [1]
+
+
+def test_an_idle_claim_is_let_go_of_when_the_journal_has_grown_and_a_busy_one_never(tmp_path):
+    journal = Journal.open(tmp_path / "journal", segment_bytes=1)
+    keeper = JournalKeeper(journal, Workers.inline(), TapeMirror(tmp_path / "tape.jsonl"), None, lambda _: None)
+    busy, idle = keeper.claim(), keeper.claim()
+    for claim in (busy, idle):
+        claim.begin()
+    idle.idle = True
+    for _ in range(33):
+        keeper.append_now(KIND_CONTRIBUTION, b"x")
+    assert keeper.floor(["50:20:9"]) == 1
+    assert not idle.lost
+    busy.release()
+    assert keeper.floor(["50:20:9"]) == 1
+    keeper.append_now(KIND_CONTRIBUTION, b"x")
+    assert keeper.floor(["50:20:9"]) == 50
+    assert idle.lost
+    busy, idle = keeper.claim(), keeper.claim()
+    busy.begin()
+    for _ in range(40):
+        keeper.append_now(KIND_CONTRIBUTION, b"x")
+    assert keeper.floor(["99:20:9"]) == busy.oldest == 34
+    keeper.close()
+
+
+@pytest.mark.parametrize("text", ["", "1:2", "1:2:x", "1:2:3:4:5", "-1:2:3"])
 def test_what_is_no_place_is_refused(text):
     with pytest.raises(JournalError, match="isn't a place"):
         parse_ref(text)

@@ -12,11 +12,14 @@ from tests.support.syncer import contribution, maths_of, small_delta, tiny_confi
 from wan_diloco.protocol.events import SessionId, UploadFailed, UploadStored
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.storage import Journal
+from wan_diloco.syncer import spool
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, JournalKeeper, TapeMirror
+from wan_diloco.syncer.payloads import StoredPayload, whole_payload
+from wan_diloco.syncer.spool import Spool
 from wan_diloco.syncer.uploads import Offers, store_upload
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.units import Epoch, FragmentId, Version
-from wan_diloco.wire.frames import Buffers
+from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT, pack
 
 FIRST = FragmentId(0)
 MATHS = maths_of(tiny_config())
@@ -24,36 +27,57 @@ HEADER = contribution(MATHS, "east", FIRST, step_lo=4, step_hi=8, base=Version(E
 GOOD = small_delta(MATHS, FIRST, 1)
 
 
-@pytest.fixture
-def store(tmp_path):
-    journal = Journal.open(tmp_path / "journal")
-    keeper = JournalKeeper(journal, Workers.inline(), TapeMirror(tmp_path / "tape.jsonl"), None, lambda _: None)
+class Parts:
+    """A journal, and what stores contributions in it."""
 
-    def run(header, codes, scales):
-        events = []
-        asyncio.run(
-            store_upload(
-                session=SessionId(1),
-                header=header,
-                buffers=Buffers(codes=codes, scales=scales),
-                wire_bytes=77,
-                maths=MATHS,
-                keeper=keeper,
-                workers=Workers.inline(),
-                emit=events.append,
-            )
+    def __init__(self, folder):
+        self.journal = Journal.open(folder / "journal")
+        self.workers = Workers.inline()
+        mirror = TapeMirror(folder / "tape.jsonl")
+        self.keeper = JournalKeeper(self.journal, self.workers, mirror, None, lambda _: None)
+        self.events = []
+
+    async def send(self, header, codes, scales, chunk_bytes=CHUNK_BYTES_DEFAULT):
+        """Bring the bytes into a spool, and store it."""
+        complete = []
+        header = dataclasses.replace(header, codes_bytes=codes.size, scales_bytes=scales.size)
+        spool = Spool(header, self.keeper, self.workers, lambda *all_of_it: complete.append(all_of_it), pytest.fail)
+        for message in pack(codes, scales, chunk_bytes=chunk_bytes):
+            await spool.put(message)
+        spool.complete(None, header, 77)
+        ((_, _, _, wire_bytes),) = complete
+        await store_upload(
+            session=SessionId(1),
+            header=header,
+            spool=spool,
+            wire_bytes=wire_bytes,
+            maths=MATHS,
+            keeper=self.keeper,
+            workers=self.workers,
+            emit=self.events.append,
         )
-        return events[0], keeper
-
-    yield run
-    keeper.close()
+        return self.events[-1]
 
 
-def test_a_good_one_is_in_the_journal_with_its_bytes(store):
-    event, keeper = store(HEADER, GOOD.codes, GOOD.scales)
+@pytest.fixture(params=["held in memory", "in chunks"])
+def parts(request, tmp_path, monkeypatch):
+    if request.param == "in chunks":
+        monkeypatch.setattr(spool, "_WHOLE_BYTES_MAX", 0)
+    made = Parts(tmp_path)
+    yield made
+    made.keeper.close()
+
+
+def test_a_good_one_is_in_the_journal_with_its_bytes(parts):
+    event = asyncio.run(parts.send(HEADER, GOOD.codes, GOOD.scales, chunk_bytes=1000))
     assert isinstance(event, UploadStored)
     assert (event.session, event.header, event.payload_bytes) == (SessionId(1), HEADER, 77)
-    assert keeper.read(event.ref, KIND_CONTRIBUTION) == GOOD.codes.tobytes() + GOOD.scales.tobytes()
+    stored = whole_payload(StoredPayload.open(parts.journal, event.ref, MATHS.sizes(FIRST)))
+    assert stored.codes.tobytes() == GOOD.codes.tobytes()
+    assert stored.scales.tobytes() == GOOD.scales.tobytes()
+    assert parts.keeper.floor(["9:9:9"]) == 1
+    parts.keeper.recorded(event.ref)
+    assert parts.keeper.floor(["9:9:9"]) == 9
 
 
 def _with_scale(bits: int):
@@ -74,11 +98,12 @@ def _with_scale(bits: int):
     ],
     ids=["nan", "infinite", "short", "long", "codec", "weightless"],
 )
-def test_a_bad_one_is_refused_whole_and_never_journalled(store, header, codes, scales, reason):
-    event, keeper = store(header, codes, scales)
+def test_a_bad_one_is_refused_whole_and_never_a_contribution(parts, header, codes, scales, reason):
+    event = asyncio.run(parts.send(header, codes, scales))
     assert isinstance(event, UploadFailed)
     assert event.reason is reason
-    assert list(keeper._journal.records()) == []
+    assert KIND_CONTRIBUTION not in {head.kind for _, head in parts.journal.records()}
+    assert parts.keeper.floor(["9:9:9"]) == 9, "its chunks are garbage"
 
 
 def test_an_offer_waits_for_the_word_and_a_newer_one_ends_the_older():

@@ -169,6 +169,26 @@ def test_broken_uploads_are_kept_within_bounds() -> None:
     run_virtual(main())
 
 
+def test_a_broken_upload_whose_bytes_were_let_go_of_begins_again() -> None:
+    async def main() -> None:
+        async with MemoryNetwork(link=Link(delay_s=0.01, uplink_bytes_per_s=1e6)) as network:
+            connection, handler = await joined(network)
+            buffers = random_buffers(300_000, 0)
+            frames = pack(buffers.codes, buffers.scales, chunk_bytes=2**16)
+            header = contribution(300_000, 0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.25):
+                    await connection.upload(header, frames, 0.0)
+            await handler.until(lambda: handler.rested == 1)
+            handler.sinks[0].usable = False
+            before = connection.counters.uplink_bytes
+            assert await connection.upload(header, frames, 0.0)
+            assert connection.counters.uplink_bytes - before > 300_000
+            assert same(handler.complete[0][1], buffers)
+
+    run_virtual(main())
+
+
 def test_exactly_the_message_named_is_dropped() -> None:
     async def main() -> None:
         async with MemoryNetwork() as network:

@@ -24,6 +24,7 @@ from wan_diloco.wire.frames import (
     encode_frame,
     pack,
     spans,
+    unpack,
 )
 from wan_diloco.wire.limits import MESSAGE_BYTES_MAX
 
@@ -134,7 +135,7 @@ def test_a_bit_that_flips_anywhere_is_noticed() -> None:
         damaged = bytearray(message)
         damaged[position] ^= 1 << (position % 8)
         with pytest.raises(DecodeError) as caught:
-            Assembler(300, 20).decode(bytes(damaged))
+            unpack(bytes(damaged), 300, 20)
         assert caught.value.reason == "bad_checksum"
 
 
@@ -162,7 +163,7 @@ def test_a_bit_that_flips_anywhere_is_noticed() -> None:
 )
 def test_a_frame_that_lies_is_refused_with_its_reason(message: bytes, reason: str) -> None:
     with pytest.raises(DecodeError) as caught:
-        Assembler(10, 5).decode(message)
+        unpack(message, 10, 5)
     assert caught.value.reason == reason
 
 
