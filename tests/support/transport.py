@@ -134,7 +134,7 @@ class RecordingSink:
         self._handler.changed.set()
 
     def abandon(self) -> None:
-        self._handler.abandoned += 1
+        self._handler.sinks.remove(self)
 
 
 @dataclass
@@ -149,7 +149,6 @@ class RecordingHandler:
     complete: list[tuple[ContributionHeader, Buffers, int]] = field(default_factory=list)
     sinks: list[RecordingSink] = field(default_factory=list)
     rested: int = 0
-    abandoned: int = 0
     failed: list[tuple[RefusalReason, str]] = field(default_factory=list)
     refusals: list[tuple[RefusalReason, str]] = field(default_factory=list)
     on_said: Callable[[Session, LearnerMessage], None] | None = None
