@@ -39,13 +39,46 @@ from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
-from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT, pack
+from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT, Assembler, pack
 
 KINDS = ("raw_tcp", "plain", "tls", "plain_default_allocator")
 MIB = 2**20
 
 
 # ---- a sender or a receiver, one a process -------------------------------------------------------
+
+
+class Sink:
+    """Checks and puts together what comes, beside the loop as the syncer does, and lets it go."""
+
+    usable = True
+
+    def __init__(self, header: ContributionHeader) -> None:
+        """Take memory."""
+        self._assembler = Assembler(header.codes_bytes, header.scales_bytes)
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        """What is missing."""
+        return self._assembler.gap
+
+    @property
+    def stored_bytes(self) -> int:
+        """What is there."""
+        return self._assembler.stored_bytes
+
+    async def put(self, message: bytes) -> None:
+        """Take a message."""
+        await asyncio.get_running_loop().run_in_executor(None, self._assembler.add, message)
+
+    def rest(self) -> None:
+        """Nothing."""
+
+    def complete(self, session: Any, header: ContributionHeader, wire_bytes: int) -> None:
+        """Let go."""
+
+    def abandon(self) -> None:
+        """Nothing."""
 
 
 class Receiver:
@@ -60,12 +93,9 @@ class Receiver:
     def disconnected(self, session: Any, reason: str) -> None:
         """Nothing."""
 
-    async def upload_offered(self, session: Any, header: ContributionHeader) -> bool:  # noqa: ARG002
+    async def upload_offered(self, session: Any, header: ContributionHeader) -> Sink:  # noqa: ARG002
         """All are wanted."""
-        return True
-
-    def upload_complete(self, session: Any, header: ContributionHeader, payload: Any, wire_bytes: int) -> None:
-        """Let go."""
+        return Sink(header)
 
     def upload_failed(self, session: Any, header: ContributionHeader, reason: RefusalReason, detail: str) -> None:  # noqa: ARG002
         """End loudly: bytes on loopback don't go bad."""
