@@ -5,6 +5,7 @@ Nothing here imports torch, so that a laptop can check the configuration of a cl
 
 from wan_diloco.config.environment import DEBUG_VARIABLE, process_environment
 from wan_diloco.config.load import LoadedConfig, load_config, parse_config
+from wan_diloco.config.rates import Adopted, LiveConfig, adopt_rates
 from wan_diloco.config.render import json_schema, render_toml
 from wan_diloco.config.schema import (
     DataSettings,
@@ -23,9 +24,11 @@ from wan_diloco.config.sources import text_path
 
 __all__ = [
     "DEBUG_VARIABLE",
+    "Adopted",
     "DataSettings",
     "EvaluationSettings",
     "InnerSettings",
+    "LiveConfig",
     "LoadedConfig",
     "ModelSettings",
     "OuterSettings",
@@ -35,6 +38,7 @@ __all__ = [
     "SyncSettings",
     "SyncerSettings",
     "WireSettings",
+    "adopt_rates",
     "json_schema",
     "load_config",
     "parse_config",

@@ -295,6 +295,12 @@ class SyncerSettings(_Settings):
     keep_updates: int = Field(default=8, ge=1, le=1_000_000)
     """Updates of each fragment that are kept for learners that lag."""
 
+    ingress_bytes_per_s: Rate = Field(default=0.0, ge=0.0, alias="ingress")
+    """Cap on what the syncer receives from all regions together, written like "2gbit"; "0mbit" means none."""
+
+    egress_bytes_per_s: Rate = Field(default=0.0, ge=0.0, alias="egress")
+    """Cap on what the syncer sends to all regions together; "0mbit" means none."""
+
     @field_validator("listen")
     @classmethod
     def _valid_listen(cls, value: str) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "LearnerPosition",
     "Leaving",
     "TrainerMessage",
+    "UplinkChanged",
     "UplinkStart",
 ]
 
@@ -84,7 +85,14 @@ class Leaving:
     reason: str
 
 
-TrainerMessage = UplinkStart | BoundaryPassed | Leaving
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UplinkChanged:
+    """The operator changed the region's cap."""
+
+    rate_bytes_per_s: float
+
+
+TrainerMessage = UplinkStart | BoundaryPassed | UplinkChanged | Leaving
 
 
 # ---- uplink to trainer ---------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""SIGTERM and SIGINT as a wish that is seen between two steps, and waits that such a wish ends."""
+"""Signals as wishes that are seen between two steps, and waits that such a wish ends."""
 
 from __future__ import annotations
 
+import contextlib
 import select
 import signal
 import socket
@@ -14,16 +15,25 @@ if TYPE_CHECKING:
 
 __all__ = ["StopSignals", "stop_signals"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignals:
-    """Which signal came, if any; see `stop_signals`."""
+    """Which signal came, if any; see `stop_signals`.
+
+    Attributes:
+        received: The one that asks to end.
+    """
 
     def __init__(self, wake: socket.socket) -> None:
         """None has come."""
         self._wake = wake
         self.received: signal.Signals | None = None
+        self._reload = False
+
+    def fileno(self) -> int:
+        """The descriptor that a signal makes readable."""
+        return self._wake.fileno()
 
     def wait(self, timeout_s: float | None, *readable: int) -> None:
         """Wait until a descriptor can be read, a signal comes, or the time is over.
@@ -35,15 +45,29 @@ class StopSignals:
         if self.received is None:
             select.select([self._wake.fileno(), *readable], [], [], None if timeout_s is None else max(0.0, timeout_s))
 
+    def take_reload(self) -> bool:
+        """Whether SIGHUP came since this was asked last."""
+        if not self._reload:
+            return False
+        self._reload = False
+        # Waits would end at once from now on. What a signal to stop wrote isn't missed: `received` is there.
+        with contextlib.suppress(BlockingIOError):
+            while self._wake.recv(64):
+                pass
+        return True
+
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """Remember a signal; the same one once more ends the process at once, as it would by default."""
+        """Remember a signal; the same one to stop once more ends the process at once, as it would by default."""
+        if number == signal.SIGHUP:
+            self._reload = True
+            return
         self.received = signal.Signals(number)
         signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Catch the signals that ask a process to end; main thread only."""
+    """Catch the signals that ask a process to end, or to read its configuration again; main thread only."""
     wake, signalled = socket.socketpair()
     wake.setblocking(False)
     signalled.setblocking(False)

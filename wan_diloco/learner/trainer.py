@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from wan_diloco.config import LiveConfig
 from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, CheckpointError, ConfigError, StorageError
 from wan_diloco.learner.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
 from wan_diloco.learner.ipc import UplinkStart
@@ -28,6 +29,8 @@ from wan_diloco.storage import FolderLock
 from wan_diloco.telemetry import Logger, get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wan_diloco.clock import Clock
     from wan_diloco.config import RunConfig
 
@@ -52,7 +55,8 @@ class TrainingLoop:
         step_time_min_s: Each step is stretched to this.
         checkpoints: Where to; None writes none.
         clock: For step times.
-        signals: That end it.
+        signals: That end it, or ask for `reload`.
+        reload: Reads the configuration again.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class TrainingLoop:
         checkpoints: CheckpointWriter | None,
         clock: Clock,
         signals: StopSignals,
+        reload: Callable[[], None],
     ) -> None:
         """Stand before the first boundary."""
         self._trainer = trainer
@@ -72,6 +77,7 @@ class TrainingLoop:
         self._checkpoints = checkpoints
         self._clock = clock
         self._signals = signals
+        self._reload = reload
         self._reported_step = -1
         self._saved_s = self._told_s = clock.now_s()
 
@@ -98,6 +104,8 @@ class TrainingLoop:
                 self._wait()
 
     def _boundary(self) -> None:
+        if self._signals.take_reload():
+            self._reload()
         passed = self._trainer.boundary(self._uplink.receive())
         if passed.installed or passed.snapshots or passed.local_step != self._reported_step:
             self._reported_step = passed.local_step
@@ -141,6 +149,7 @@ def run_learner(
     syncer: str,
     threads: int,
     clock: Clock,
+    load: Callable[[], RunConfig],
 ) -> int:
     """Be the learner of a region until the run ends.
 
@@ -153,6 +162,7 @@ def run_learner(
         threads: Of torch, for each step; 0 takes one when the regions of a run share this machine, else what torch
             thinks best.
         clock: Of this machine.
+        load: Reads the configuration again, at SIGHUP.
 
     Returns:
         The exit code: 0 at the run's end, 77 or 78 when the syncer refuses us, 128 + number after a signal.
@@ -176,7 +186,8 @@ def run_learner(
         with FolderLock(folder.parent, f"learner of {region}"):
             if resume:
                 _restore(trainer, folder, config.run.name)
-            start = partial(_uplink_start, config, region, run_folder, syncer, trainer)
+            live = LiveConfig(config, load, lambda text: _LOG.info("configuration", detail=text))
+            start = partial(_uplink_start, live, region, run_folder, syncer, trainer)
             with (
                 closing(CheckpointWriter(folder, _checkpoint_failed)) as checkpoints,
                 UplinkProcess(
@@ -190,6 +201,7 @@ def run_learner(
                     checkpoints=checkpoints,
                     clock=clock,
                     signals=signals,
+                    reload=partial(_reload, live, region, uplink),
                 ).run()
             if trainer.has_trained and code not in {EXIT_AUTH, EXIT_CONFIG}:
                 # One that was refused may be the old double of a learner that stands, and has the same folder.
@@ -197,9 +209,14 @@ def run_learner(
         return code
 
 
-def _uplink_start(config: RunConfig, region: str, run_folder: Path, syncer: str, trainer: LocalTrainer) -> UplinkStart:
+def _reload(live: LiveConfig, region: str, uplink: UplinkProcess) -> None:
+    if live.reload():
+        uplink.set_rate(live.config.region(region).uplink_bytes_per_s)
+
+
+def _uplink_start(live: LiveConfig, region: str, run_folder: Path, syncer: str, trainer: LocalTrainer) -> UplinkStart:
     return UplinkStart(
-        config=config.resolved_json(),
+        config=live.config.resolved_json(),
         region=region,
         run_folder=str(run_folder.resolve()),
         syncer=syncer,

@@ -23,16 +23,17 @@ import uvloop
 from wan_diloco.clock import SystemClock
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import EXIT_OK, PeerUnavailable, WanDilocoError
-from wan_diloco.learner.ipc import Command, Leaving, TrainerMessage, UplinkStart
+from wan_diloco.learner.ipc import Command, Leaving, TrainerMessage, UplinkChanged, UplinkStart
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
+from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
 from wan_diloco.models import run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.telemetry import ChangeLogger, configure_logging, get_logger
 from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
-from wan_diloco.transport.pacer import Pacer, chunk_bytes_for
+from wan_diloco.transport.pacer import Pacer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,8 +93,8 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
             "allocator_untuned", detail=f"{allocator_problem}: bulk will cost more processor time"
         )
     rng = random.Random(f"{config.run.seed}/{start.region}/{start.position.local_step}")
-    pacer = Pacer(region.uplink_bytes_per_s)
-    chunk_bytes = chunk_bytes_for(region.uplink_bytes_per_s, config.wire.chunk_bytes)
+    pacer = Pacer()
+    rate = UplinkRate(pacer, region.uplink_bytes_per_s)
 
     def connect() -> Connection:
         return grpc_connection(syncer_address(start, config), pacer)
@@ -106,11 +107,12 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
             worker=worker,
             sink=_SocketSink(writer),
             fragments=held_fragments(layout, start.position, slots),
-            wire=config.wire.model_copy(update={"chunk_bytes": chunk_bytes}),
+            wire=config.wire,
+            rate=rate,
             show=_show(),
         )
         async with asyncio.TaskGroup() as group:
-            listening = group.create_task(_listen(reader, service))
+            listening = group.create_task(_listen(reader, service, rate))
             await service.run()
             listening.cancel()
     writer.close()
@@ -119,7 +121,7 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
     return EXIT_OK
 
 
-async def _listen(reader: asyncio.StreamReader, service: UplinkService) -> None:
+async def _listen(reader: asyncio.StreamReader, service: UplinkService, rate: UplinkRate) -> None:
     """Hand on what the trainer says, until it says that it leaves, or is gone."""
     while True:
         try:
@@ -133,7 +135,10 @@ async def _listen(reader: asyncio.StreamReader, service: UplinkService) -> None:
         if isinstance(message, Leaving):
             service.leave(message.reason)
             return
-        service.passed(message)
+        if isinstance(message, UplinkChanged):
+            rate.set_own(message.rate_bytes_per_s)
+        else:
+            service.passed(message)
 
 
 def _show() -> Callable[[ShowReason], None]:

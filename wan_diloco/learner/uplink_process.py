@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, AuthError, ConfigError, TransportError
 from wan_diloco.learner.channel import LineChannel
-from wan_diloco.learner.ipc import Command, Leaving, UplinkStart
+from wan_diloco.learner.ipc import Command, Leaving, UplinkChanged, UplinkStart
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.retry import RetryPolicy
 
@@ -128,6 +128,11 @@ class UplinkProcess:
         """Tell of a boundary; without installs and snapshots a later one may take its place."""
         if self._channel is not None:
             self._channel.send(serial.dumps(boundary), replaceable=not boundary.installed and not boundary.snapshots)
+
+    def set_rate(self, rate_bytes_per_s: float) -> None:
+        """Tell of another cap; a process that is started later is told at its start."""
+        if self._channel is not None:
+            self._channel.send(serial.dumps(UplinkChanged(rate_bytes_per_s=rate_bytes_per_s)))
 
     def close(self, reason: str) -> None:
         """Let it say goodbye, for a bounded time, and end it."""

@@ -26,6 +26,7 @@ from wan_diloco.protocol.events import (
     InstallUpdate,
     LearnerEffect,
     LearnerEvent,
+    LimitUplink,
     RequestSnapshot,
     SendToSyncer,
     SetPace,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from wan_diloco.config import WireSettings
     from wan_diloco.learner.held import HeldFragment
     from wan_diloco.learner.ipc import InstallValue
+    from wan_diloco.learner.uplink_rate import UplinkRate
     from wan_diloco.protocol.learner_machine import LearnerMachine
     from wan_diloco.transport.interface import Connection, ConnectionFactory
     from wan_diloco.units import FragmentId
@@ -79,6 +81,7 @@ class UplinkService:
         sink: To the trainer.
         fragments: All, in order.
         wire: How contributions are written.
+        rate: How fast they may leave.
         show: Told why something doesn't happen, once a change.
     """
 
@@ -92,6 +95,7 @@ class UplinkService:
         sink: CommandSink,
         fragments: Sequence[HeldFragment],
         wire: WireSettings,
+        rate: UplinkRate,
         show: Callable[[ShowReason], None],
     ) -> None:
         """Do nothing yet."""
@@ -102,6 +106,7 @@ class UplinkService:
         self._sink = sink
         self._fragments = fragments
         self._wire = wire
+        self._rate = rate
         self._show = show
         self._now_s = clock.now_s()
         self._events: deque[LearnerEvent] = deque()
@@ -201,6 +206,8 @@ class UplinkService:
             case SetRoundTrip(rtt_s=rtt_s):
                 if self._connection is not None:
                     self._connection.set_round_trip(rtt_s)
+            case LimitUplink(rate_bytes_per_s=rate):
+                self._rate.set_granted(rate)
             case ExitLearner():
                 self._sink.send(effect)
                 self._finished.set()
@@ -293,7 +300,8 @@ class UplinkService:
         if header not in self._uploads:
             fragment = self._fragments[fragment_id]
             fragment.outbox_busy = True
-            self._uploads.encode(header, fragment.encode_job(self._wire), lambda: self._outbox_read(fragment_id))
+            wire = self._wire.model_copy(update={"chunk_bytes": self._rate.chunk_bytes(self._wire.chunk_bytes)})
+            self._uploads.encode(header, fragment.encode_job(wire), lambda: self._outbox_read(fragment_id))
         if self._connection is not None:
             self._uploads.send(header, self._connection, spread_s)
 

@@ -98,9 +98,18 @@ class Downlink:
         line.needs_resync, line.sending = True, None
 
     def next_update(
-        self, learner_id: LearnerId, session: SessionId, fragment_id: FragmentId, state: SyncerState
+        self, learner_id: LearnerId, session: SessionId, fragment_id: FragmentId, state: SyncerState, spread_s: float
     ) -> SendUpdate | None:
-        """What to send now, if anything; it counts as under way from here on."""
+        """What to send now, if anything; it counts as under way from here on.
+
+        Args:
+            learner_id: To whom.
+            session: Over which of its connections.
+            fragment_id: Of what.
+            state: What there is.
+            spread_s: Over how long one publication may be spread. Whoever lags by more, or needs the value, needs it at
+                once.
+        """
         line = self._lines[learner_id][fragment_id]
         current = state.versions[fragment_id]
         if line.has is None or line.sending is not None:
@@ -118,7 +127,7 @@ class Downlink:
         line.sending = (current, 0)
         chain = self._chain(line.has, fragment_id, state)
         if chain:
-            return self._difference(session, fragment_id, chain)
+            return self._difference(session, fragment_id, chain, spread_s if len(chain) == 1 else 0.0)
         notes = tuple(note for update in state.updates[fragment_id] for note in update.merged)
         return self._value(session, fragment_id, state, 0, notes)
 
@@ -133,7 +142,9 @@ class Downlink:
         size_bytes = sum(update.codes_bytes + update.scales_bytes for update in chain)
         return chain if size_bytes < _F32_BYTES * state.parameters[fragment_id] else []
 
-    def _difference(self, session: SessionId, fragment_id: FragmentId, chain: Sequence[StoredUpdate]) -> SendUpdate:
+    def _difference(
+        self, session: SessionId, fragment_id: FragmentId, chain: Sequence[StoredUpdate], spread_s: float
+    ) -> SendUpdate:
         kind = SegmentKind.VALUE if self.lossless else SegmentKind.DIFFERENCE
         segments = tuple(
             UpdateSegment(
@@ -160,7 +171,7 @@ class Downlink:
             for update in chain
         )
         header = UpdateHeader(fragment_id=fragment_id, resync=0, segments=segments)
-        return SendUpdate(session=session, header=header, chain=sources)
+        return SendUpdate(session=session, header=header, chain=sources, spread_s=spread_s)
 
     def _value(
         self,
@@ -181,4 +192,4 @@ class Downlink:
             merged=merged,
         )
         header = UpdateHeader(fragment_id=fragment_id, resync=resync, segments=(segment,))
-        return SendUpdate(session=session, header=header, chain=())
+        return SendUpdate(session=session, header=header, chain=(), spread_s=0.0)

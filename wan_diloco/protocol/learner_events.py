@@ -32,6 +32,7 @@ __all__ = [
     "Installed",
     "LearnerEffect",
     "LearnerEvent",
+    "LimitUplink",
     "RequestSnapshot",
     "SendToSyncer",
     "SetPace",
@@ -281,6 +282,17 @@ class ExitLearner:
     exit_code: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitUplink:
+    """Send no faster than the syncer grants, all together.
+
+    Attributes:
+        rate_bytes_per_s: On the line; None for no other cap than the uplink's own.
+    """
+
+    rate_bytes_per_s: float | None
+
+
 LearnerEffect = (
     Connect
     | SendToSyncer
@@ -292,6 +304,7 @@ LearnerEffect = (
     | AllowSteps
     | SetPace
     | SetRoundTrip
+    | LimitUplink
     | ExitLearner
     | ShowReason
 )

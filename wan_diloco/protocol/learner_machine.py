@@ -28,6 +28,7 @@ from wan_diloco.protocol.events import (
     InstallUpdate,
     LearnerEffect,
     LearnerEvent,
+    LimitUplink,
     SendToSyncer,
     SetPace,
     SetRoundTrip,
@@ -214,6 +215,7 @@ class LearnerMachine:
                 self._pace(message.global_step, message.anchor)
             case Pace():
                 self.context.link.round_trip.answered(message.echo, now_s)
+                self._limit(message.rate_bytes_per_s)
                 if (message.global_step, message.anchor) != self._told:  # else it only says a number back
                     self._pace(message.global_step, message.anchor)
             case Pull():
@@ -245,6 +247,11 @@ class LearnerMachine:
         self._pace(message.global_step, message.anchor, message.next_unit if new_life else None)
         self._report(now_s)
         self._uploads.welcomed(now_s)
+
+    def _limit(self, rate_bytes_per_s: float) -> None:
+        if rate_bytes_per_s != self.context.link.granted_bytes_per_s:
+            self.context.link.granted_bytes_per_s = rate_bytes_per_s
+            self.context.effects.append(LimitUplink(rate_bytes_per_s=rate_bytes_per_s or None))
 
     def _pace(self, global_step: GlobalStep, anchor: int, next_unit: int | None = None) -> None:
         """The schedule's argument is the step last heard plus own steps since.

@@ -115,6 +115,7 @@ class Link:
         heartbeat_s: When to repeat the last report.
         hello_s: When the Hello went out.
         round_trip: To the syncer and back: first by the Hello, then by the numbers that reports carry.
+        granted_bytes_per_s: What the syncer lets this learner send; 0 for no cap of its own.
     """
 
     welcomed: bool = False
@@ -123,6 +124,7 @@ class Link:
     heartbeat_s: float | None = None
     hello_s: float = 0.0
     round_trip: RoundTrip = field(default_factory=RoundTrip)
+    granted_bytes_per_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,6 +31,7 @@ class Member:
         live: Its lease stands.
         remembered: It belongs to an earlier process of the syncer, and hasn't come back yet.
         reported: Whether a report came on this session: only then is it known what it has installed.
+        granted_bytes_per_s: What it was told on this session that it may send; 0 for no cap of the syncer's.
     """
 
     learner_id: LearnerId
@@ -46,6 +47,7 @@ class Member:
     step_time_s: float = 0.0
     loss: float | None = None
     learning_rate: float = 0.0
+    granted_bytes_per_s: float = 0.0
 
     @property
     def progress(self) -> int:
@@ -120,7 +122,7 @@ class Membership:
         if earlier is not None:
             self.sessions.pop(earlier, None)
         member.session, member.reported, member.heard_s = session, False, now_s
-        member.remembered = False
+        member.remembered, member.granted_bytes_per_s = False, 0.0
         self.sessions[session] = learner_id
         if not member.live:
             member.live, member.local_step, member.tokens = True, local_step, tokens
@@ -188,6 +190,10 @@ class Membership:
     def live(self) -> list[Member]:
         """Members whose lease stands, in order of their names."""
         return [member for _, member in sorted(self.members.items()) if member.live]
+
+    def senders(self) -> list[Member]:
+        """Members that send, or may come back and send what was under way."""
+        return [member for _, member in sorted(self.members.items()) if member.live or member.session is not None]
 
     def connected(self) -> list[Member]:
         """Members with a session, also those whose lease is over: they may wake and must know what was said."""

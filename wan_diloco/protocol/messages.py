@@ -289,11 +289,17 @@ class Pace:
     Attributes:
         anchor: local_step - global_step of the receiving learner at its last change of membership.
         echo: The number of the report that is answered; 0 when none is.
+        rate_bytes_per_s: What the learner may send in all from now on, on the line; 0 for no other cap than its own.
     """
 
     global_step: GlobalStep
     anchor: int
     echo: int = 0
+    rate_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse negative rates."""
+        _check(self.rate_bytes_per_s >= 0, "a rate is never negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wan_diloco.units import LearnerId
 
@@ -78,12 +78,14 @@ class RoundView:
         quorate_s: When it had K fresh contributions; None before.
         fresh: Learners whose fresh contribution is in the journal.
         awaited: Live learners that were asked and have neither contributed nor declined.
+        extra_s: By how much the grant of each that was asked makes its answer later; not in its response time.
     """
 
     opened_s: float
     quorate_s: float | None
     fresh: AbstractSet[LearnerId]
     awaited: AbstractSet[LearnerId]
+    extra_s: Mapping[LearnerId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +129,18 @@ def _grace_s(policy: GracePolicy, estimates: Estimates, view: RoundView) -> floa
         # Nothing is known yet, so there is no bound in seconds either: everybody is waited for. The
         # first report of any learner that has taken a step ends this state.
         return float("inf")
-    bound_s = max(0.0, policy.bound_steps * estimates.step_s - waited_s)
+    extra_s = {learner: view.extra_s.get(learner, 0.0) for learner in view.awaited}
+    # Where the syncer's own cap makes answers late, the bound is later too: closing without them would only mean that
+    # whoever was first merges alone, in each round another.
+    bound_s = max(0.0, policy.bound_steps * estimates.step_s + max(extra_s.values()) - waited_s)
     if any(learner not in estimates.responses for learner in view.awaited):
         return bound_s
     slack_s = policy.overlap_steps * estimates.step_s - waited_s - estimates.sync_s
     free_s = min(estimates.step_s, policy.safety * slack_s)
     # A learner that on average needs longer than the bound is not worth waiting for: it can't make it,
     # and the wait would cost everybody in every round. Its late contributions ride along in the next one.
-    responses = (estimates.responses[learner] for learner in view.awaited)
-    floor_s = [response.usual_s - waited_s for response in responses if response.mean_s - waited_s <= bound_s]
+    responses = [(estimates.responses[learner], extra_s[learner] - waited_s) for learner in view.awaited]
+    floor_s = [response.usual_s + late_s for response, late_s in responses if response.mean_s + late_s <= bound_s]
     return min(bound_s, max(0.0, free_s, *floor_s))
 
 

@@ -40,7 +40,8 @@ class OpenRound:
         window_s: After which it is given up in any case.
         asked: Members of the current attempt.
         declined: Those of them that answered without a contribution.
-        asked_at_s: When each attempt asked, from the first.
+        asked_at_s, extras_s: When each attempt asked, from the first, and how much later each member's grant makes its
+            answer.
         queued: (learner, attempt) that stood in the learner's own queue.
         quorate_s: When the current attempt had its quorum; None before.
     """
@@ -56,15 +57,25 @@ class OpenRound:
     asked: dict[LearnerId, Incarnation] = field(default_factory=dict)
     declined: dict[LearnerId, DeclineReason] = field(default_factory=dict)
     asked_at_s: list[float] = field(default_factory=list)
+    extras_s: list[dict[LearnerId, float]] = field(default_factory=list)
     queued: set[tuple[LearnerId, int]] = field(default_factory=set)
     quorate_s: float | None = None
 
-    def ask(self, members: dict[LearnerId, Incarnation], now_s: float, *, patience_s: float, window_s: float) -> None:
+    def ask(
+        self,
+        members: dict[LearnerId, Incarnation],
+        now_s: float,
+        *,
+        patience_s: float,
+        window_s: float,
+        extra_s: dict[LearnerId, float],
+    ) -> None:
         """Begin a new attempt with these members."""
         self.attempt += 1
         self.asked, self.declined = dict(members), {}
         self.asked_s, self.patience_s, self.window_s = now_s, patience_s, window_s
         self.asked_at_s.append(now_s)
+        self.extras_s.append(extra_s)
         self.quorate_s = None
 
     def decline(self, learner_id: LearnerId, reason: DeclineReason) -> None:
@@ -84,10 +95,14 @@ class OpenRound:
         return able < quorum <= len(self.asked)
 
     def response_s(self, learner_id: LearnerId, attempt: int, now_s: float) -> float | None:
-        """How long after its question an answer to an attempt comes; None if it stood in its sender's queue."""
+        """How long after its question an answer to an attempt comes; None if it stood in its sender's queue.
+
+        What the syncer's own cap made of it doesn't count: that is in the question, not in the learner.
+        """
         if not 1 <= attempt <= self.attempt or (learner_id, attempt) in self.queued:
             return None
-        return now_s - self.asked_at_s[attempt - 1]
+        extra_s = self.extras_s[attempt - 1].get(learner_id, 0.0)
+        return max(0.0, now_s - self.asked_at_s[attempt - 1] - extra_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

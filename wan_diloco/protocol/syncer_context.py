@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from wan_diloco.protocol.admission import Terms
 from wan_diloco.protocol.downlink import Downlink
 from wan_diloco.protocol.events import CloseSession, Record, SendToLearner, SessionId, ShowReason, SyncerEffect
+from wan_diloco.protocol.grants import Ingress
 from wan_diloco.protocol.intake import IntakeRules
 from wan_diloco.protocol.membership import Member, Membership
 from wan_diloco.protocol.messages import SyncerMessage
+from wan_diloco.protocol.pacing import DOWNLINK_SHARE
 from wan_diloco.protocol.plausibility import claim_steps_max, leap_steps_max
 from wan_diloco.protocol.quorum import Estimates, GracePolicy, ResponseTimes
 from wan_diloco.protocol.schedule import Schedule
@@ -33,6 +35,7 @@ class SyncerSettings:
         start_timeout_s: After which the run starts without the regions that haven't come.
         shards: Address of the shard that owns each fragment; "" is this one.
         lossless: Whether the codec is; publications are values then.
+        ingress: What may come in, at the start; it can be changed.
     """
 
     terms: Terms
@@ -44,6 +47,7 @@ class SyncerSettings:
     start_timeout_s: float
     shards: tuple[str, ...]
     lossless: bool
+    ingress: Ingress = field(default_factory=Ingress)
 
     @property
     def rounds_max(self) -> int:
@@ -69,6 +73,7 @@ class SyncerContext:
         effects: Of the event that is being handled, in order.
         waiting: Reasons shown and not withdrawn, by topic.
         echoes: Of the report that is being handled, by learner: the number to be said back.
+        ingress: What may come in, now.
         responses, sync_s: Measured as the run goes, not durable.
     """
 
@@ -76,6 +81,7 @@ class SyncerContext:
     state: SyncerState
     membership: Membership = field(init=False)
     downlink: Downlink = field(init=False)
+    ingress: Ingress = field(init=False)
     effects: list[SyncerEffect] = field(default_factory=list)
     waiting: dict[str, str] = field(default_factory=dict)
     echoes: dict[LearnerId, int] = field(default_factory=dict)
@@ -85,6 +91,7 @@ class SyncerContext:
     def __post_init__(self) -> None:
         """Nobody is there yet."""
         settings = self.settings
+        self.ingress = settings.ingress
         self.membership = Membership(
             settings.policy.quorum, settings.lease_s, self.state.global_step, settings.leap_steps_max
         )
@@ -118,8 +125,11 @@ class SyncerContext:
         if member.session is None:
             return
         fragments = range(self.downlink.num_fragments) if only is None else (only,)
+        spread_s = DOWNLINK_SHARE * self.settings.policy.overlap_steps * (self.membership.step_s() or 0.0)
         for index in fragments:
-            effect = self.downlink.next_update(member.learner_id, member.session, FragmentId(index), self.state)
+            effect = self.downlink.next_update(
+                member.learner_id, member.session, FragmentId(index), self.state, spread_s
+            )
             if effect is not None:
                 self.effects.append(effect)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from wan_diloco.protocol.common_events import ShowReason, TimerFired
+from wan_diloco.protocol.grants import Ingress
 from wan_diloco.protocol.messages import (
     ContributionHeader,
     LearnerMessage,
@@ -26,6 +27,7 @@ __all__ = [
     "CallsRefused",
     "CloseSession",
     "EndRun",
+    "IngressChanged",
     "LearnerConnected",
     "LearnerDisconnected",
     "LearnerSaid",
@@ -151,6 +153,13 @@ class TransferBroken:
     fragment_id: FragmentId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressChanged:
+    """The operator changed what may come in; the next questions say so."""
+
+    ingress: Ingress
+
+
 SyncerEvent = (
     LearnerConnected
     | LearnerDisconnected
@@ -162,6 +171,7 @@ SyncerEvent = (
     | MergeFinished
     | MergeFailed
     | TransferBroken
+    | IngressChanged
     | TimerFired
 )
 
@@ -248,11 +258,13 @@ class SendUpdate:
     Attributes:
         chain: Stored publications to send in order; empty means: the published value in f32.
         header: Complete, also for the value.
+        spread_s: Over how long the bytes should be spread; 0 for as fast as the caps let them.
     """
 
     session: SessionId
     header: UpdateHeader
     chain: tuple[UpdateSource, ...]
+    spread_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

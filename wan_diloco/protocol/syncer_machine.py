@@ -16,6 +16,7 @@ from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import (
     CallsRefused,
     EndRun,
+    IngressChanged,
     LearnerConnected,
     LearnerDisconnected,
     LearnerSaid,
@@ -143,6 +144,8 @@ class SyncerMachine:
                 if member is not None:
                     self.context.downlink.broken(member.learner_id, event.fragment_id)
                     self.context.send_updates(member)
+            case IngressChanged():
+                self.context.ingress = event.ingress
             case _:
                 assert_never(event)
 
@@ -212,10 +215,20 @@ class SyncerMachine:
             self.context.show("quorum", "")
         standing = (membership.global_step, membership.changes)
         is_news, self._paced = self._paced != standing, standing
-        for member in membership.live():
+        rates = self.context.ingress.rates(member.learner_id for member in membership.senders())
+        for member in membership.connected():
             echo = self.context.echoes.get(member.learner_id, 0)
-            if member.session is not None and (is_news or echo):
-                pace = Pace(global_step=GlobalStep(membership.global_step), anchor=member.anchor, echo=echo)
+            rate = rates.get(member.learner_id, 0.0)
+            # Who lost its lease may send all the same: it hears of its rate, though not of each step.
+            is_due = (member.live and (is_news or echo)) or rate != member.granted_bytes_per_s
+            if member.session is not None and is_due:
+                member.granted_bytes_per_s = rate
+                pace = Pace(
+                    global_step=GlobalStep(membership.global_step),
+                    anchor=member.anchor,
+                    echo=echo,
+                    rate_bytes_per_s=rate,
+                )
                 self.context.send(member.session, pace)
 
     def _end_run(self) -> None:

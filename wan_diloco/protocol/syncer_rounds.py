@@ -10,6 +10,7 @@ from collections import deque
 
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import MergeFailed, MergeFinished, StartMerge
+from wan_diloco.protocol.grants import Grant
 from wan_diloco.protocol.membership import Member
 from wan_diloco.protocol.messages import (
     ContributionHeader,
@@ -19,6 +20,7 @@ from wan_diloco.protocol.messages import (
     RefusalReason,
     UpdateReceived,
 )
+from wan_diloco.protocol.pacing import UPLINK_SHARE
 from wan_diloco.protocol.quorum import RoundView, Verdict, decide, smooth
 from wan_diloco.protocol.rounds import Candidates, OpenRound, RoundQueue, candidates, missing
 from wan_diloco.protocol.syncer_context import SyncerContext
@@ -27,8 +29,6 @@ from wan_diloco.units import FragmentId, LearnerId, RoundId
 
 __all__ = ["RoundConductor"]
 
-# Share of the tau-step window that an upload may be spread over; grace has .1, merge .05, downlink .35.
-UPLINK_SHARE = 0.5
 # How long an attempt is given before anything is known about steps and responses.
 _FIRST_WINDOW_S = 10.0
 # An attempt's window doubles from attempt to attempt up to this, and beyond it as far as answers are known to
@@ -212,20 +212,30 @@ class RoundConductor:
         policy = self.context.settings.policy
         usual = self.context.responses.estimates()
         slowest_s = max((usual[learner].usual_s for learner in members if learner in usual), default=0.0)
+        grants = self._grants(round_.fragment_id, UPLINK_SHARE * policy.overlap_steps * (step_s or 0.0))
+        extra_s = {learner: grant.extra_s for learner, grant in grants.items() if learner in members}
+        slowest_s += (late_s := max(extra_s.values(), default=0.0))
         patience_s = policy.bound_steps * step_s if step_s is not None else _FIRST_WINDOW_S
         window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2 ** min(round_.attempt, 16))
-        round_.ask(members, now_s, patience_s=patience_s, window_s=max(window_s, 2 * slowest_s))
-        pull = Pull(
-            round_id=round_.round_id,
-            attempt=round_.attempt,
-            fragment_id=round_.fragment_id,
-            version=self.context.state.versions[round_.fragment_id],
-            window_s=policy.bound_steps * step_s if step_s is not None else 0.0,
-            upload_s=UPLINK_SHARE * policy.overlap_steps * step_s if step_s is not None else 0.0,
-        )
+        round_.ask(members, now_s, patience_s=patience_s, window_s=max(window_s, 2 * slowest_s), extra_s=extra_s)
         for member in self.context.membership.live():
             if member.session is not None:
+                grant = grants[member.learner_id]
+                pull = Pull(
+                    round_id=round_.round_id,
+                    attempt=round_.attempt,
+                    fragment_id=round_.fragment_id,
+                    version=self.context.state.versions[round_.fragment_id],
+                    window_s=policy.bound_steps * step_s + late_s if step_s is not None else 0.0,
+                    upload_s=grant.upload_s,
+                )
                 self.context.send(member.session, pull)
+
+    def _grants(self, fragment_id: FragmentId, spread_s: float) -> dict[LearnerId, Grant]:
+        """Over how long each member is to spread its upload of a fragment."""
+        senders = (member.learner_id for member in self.context.membership.senders())
+        size = self.context.settings.intake.fragments[fragment_id]
+        return self.context.ingress.grants(senders, size.codes_bytes + size.scales_bytes, spread_s)
 
     def _decide(self, round_: OpenRound, now_s: float) -> None:
         fragment_id = round_.fragment_id
@@ -240,6 +250,7 @@ class RoundConductor:
             quorate_s=round_.quorate_s,
             fresh=found.fresh,
             awaited=self._awaited(round_, found),
+            extra_s=round_.extras_s[-1],
         )
         verdict = decide(self.context.settings.policy, self.context.estimates(), view, now_s)
         self._verdicts[fragment_id] = verdict

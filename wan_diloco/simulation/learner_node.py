@@ -21,6 +21,7 @@ from wan_diloco.protocol.events import (
     InstallUpdate,
     LearnerEffect,
     LearnerEvent,
+    LimitUplink,
     RequestSnapshot,
     SendToSyncer,
     SessionId,
@@ -193,7 +194,7 @@ class LearnerNode:
                     self._installs[effect.fragment_id] = (effect, digest)
                 case AllowSteps():
                     self._allowed = effect.until_step
-                case SetPace() | SetRoundTrip() | ShowReason():
+                case SetPace() | LimitUplink() | SetRoundTrip() | ShowReason():
                     pass
                 case ExitLearner():
                     self.exit_code = effect.exit_code

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ import uvloop
 
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
-from wan_diloco.config import RunConfig
+from wan_diloco.config import LiveConfig, RunConfig
 from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol import serial
@@ -31,7 +31,7 @@ from wan_diloco.syncer.fragments_store import Maths
 from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
 from wan_diloco.syncer.observer import Observer
-from wan_diloco.syncer.plan import machine_settings, run_maths, server_limits
+from wan_diloco.syncer.plan import line_rates, machine_settings, run_maths, server_limits
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.syncer.service import Parts, SyncerService
 from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
@@ -55,7 +55,14 @@ _LOG: Final = get_logger("syncer")
 _EXIT_CODES: Final = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
 
 
-def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: bool = False) -> int:
+def run_syncer(
+    config: RunConfig,
+    run_folder: Path,
+    resume: bool,
+    *,
+    input_log: bool = False,
+    load: Callable[[], RunConfig] | None = None,
+) -> int:
     """Serve a run until it has ended or a signal comes.
 
     Args:
@@ -63,6 +70,7 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
         run_folder: Created where missing.
         resume: Whether a run that is in the folder is taken up.
         input_log: Whether every event is written to `input.jsonl`.
+        load: Reads the configuration again, at SIGHUP; None leaves it as it is.
 
     Returns:
         The exit code.
@@ -110,7 +118,8 @@ def run_syncer(config: RunConfig, run_folder: Path, resume: bool, *, input_log: 
             input_log=input_log,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            exit_code = runner.run(_serve(service, config, run_folder))
+            live = LiveConfig(config, load or (lambda: config), lambda text: _LOG.info("configuration", detail=text))
+            exit_code = runner.run(_serve(service, live, run_folder))
         _conclude(service, metrics, run_folder, clock.now_s())
         return exit_code
 
@@ -174,9 +183,9 @@ def build_service(
             observer=observer,
             workers=workers,
             clock=clock,
-            packing=Packing(chunk_bytes=config.wire.chunk_bytes, zstd=config.wire.zstd),
+            packing=Packing(zstd=config.wire.zstd),
             snapshot_every_s=config.syncer.snapshot_every_s,
-            downlink_bytes_per_s={LearnerId(region.name): region.downlink_bytes_per_s for region in config.regions},
+            rates=line_rates(config),
             curve=_curve(config, run_folder, restored, maths.layout, workers, observer) if evaluate else None,
             input_log=InputLog(run_folder / "input.jsonl") if input_log else None,
         )
@@ -218,7 +227,8 @@ def _curve(
     )
 
 
-async def _serve(service: SyncerService, config: RunConfig, run_folder: Path) -> int:
+async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path) -> int:
+    config = live.config
     await service.prepare()
     server = GrpcSyncerServer(
         service, config.syncer.listen, insecure=config.syncer.insecure, limits=server_limits(config)
@@ -231,8 +241,15 @@ async def _serve(service: SyncerService, config: RunConfig, run_folder: Path) ->
         received.append(number)
         service.stop()
 
+    def obey() -> None:
+        rates = line_rates(live.config)
+        server.set_rates(ingress_bytes_per_s=rates.ingress_bytes_per_s, egress_bytes_per_s=rates.egress_bytes_per_s)
+        service.set_rates(rates)
+
+    obey()
     for number in _EXIT_CODES:
         asyncio.get_running_loop().add_signal_handler(number, drain, number)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: obey() if live.reload() else None)
     address = run_folder / "address"
     write_text(address, await server.start())
     try:

@@ -56,7 +56,7 @@ class Merges:
         self._packing = packing
         self._workers = workers
         self._emit = emit
-        self._done: dict[RoundId, tuple[MergedFragment, Frames]] = {}
+        self._done: dict[RoundId, tuple[MergedFragment, int, Frames]] = {}
 
     @property
     def waiting(self) -> bool:
@@ -73,14 +73,15 @@ class Merges:
         assert value.version == effect.from_version, f"{value.version} is no {effect.from_version}"
         meta = {"round_id": effect.round_id, "fragment_id": effect.fragment_id, "version": str(effect.to_version)}
         try:
-            merged, frames = await in_executor(self._workers.maths, lambda: self._compute(effect, value))
+            chunk_bytes = self._updates.usual_chunk_bytes
+            merged, frames = await in_executor(self._workers.maths, lambda: self._compute(effect, value, chunk_bytes))
             parts = (merged.payload.codes.data, merged.payload.scales.data)
             ref = await self._keeper.append(KIND_PUBLICATION, meta, parts)
         except (StorageError, RemoteProtocolError) as exc:
             await in_executor(self._workers.journal, self._keeper.check)
             self._emit(MergeFailed(round_id=effect.round_id, reason=str(exc)))
             return
-        self._done[effect.round_id] = (merged, frames)
+        self._done[effect.round_id] = (merged, chunk_bytes, frames)
         self._emit(
             MergeFinished(
                 round_id=effect.round_id,
@@ -94,13 +95,13 @@ class Merges:
 
     def install(self, record: FragmentPublished) -> None:
         """Its record is durable: the new value is the fragment's from now on."""
-        merged, frames = self._done.pop(record.round_id)
+        merged, chunk_bytes, frames = self._done.pop(record.round_id)
         assert merged.value.digest == record.digest, "the record is of another merge"
         self._store.install(merged)
-        self._updates.remember(record.fragment_id, record.version, frames)
+        self._updates.remember(record.fragment_id, record.version, chunk_bytes, frames)
 
-    def _compute(self, effect: StartMerge, value: FragmentValue) -> tuple[MergedFragment, Frames]:
+    def _compute(self, effect: StartMerge, value: FragmentValue, chunk_bytes: int) -> tuple[MergedFragment, Frames]:
         sizes = self._maths.sizes(effect.fragment_id)
         entries = merge_payloads(self._keeper.journal, sizes, effect.entries)
         merged = self._maths.merge(effect.fragment_id, value, effect.to_version, effect.global_step, entries)
-        return merged, self._packing.frames(merged.payload)
+        return merged, self._packing.frames(merged.payload, chunk_bytes)

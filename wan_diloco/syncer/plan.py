@@ -2,19 +2,69 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.config import RunConfig
 from wan_diloco.protocol.admission import Terms
+from wan_diloco.protocol.grants import Ingress
 from wan_diloco.protocol.intake import FragmentSizes, IntakeRules
 from wan_diloco.protocol.quorum import GracePolicy
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.protocol.syncer_machine import SyncerSettings
 from wan_diloco.syncer.fragments_store import Maths, OuterRule
 from wan_diloco.transport.options import ServerLimits
+from wan_diloco.transport.pacer import chunk_bytes_for
 from wan_diloco.units import FragmentId, GlobalStep, LearnerId
 
-__all__ = ["machine_settings", "run_maths", "server_limits"]
+__all__ = ["LineRates", "line_rates", "machine_settings", "run_maths", "server_limits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRates:
+    """All caps as they are now, and what follows from them for the size of messages.
+
+    Attributes:
+        ingress_bytes_per_s, egress_bytes_per_s: Of the syncer as a whole; None for none.
+        uplinks, downlinks: Of each configured learner, in bytes per second.
+        chunk_bytes_wished: Where no cap asks for less.
+    """
+
+    ingress_bytes_per_s: float | None
+    egress_bytes_per_s: float | None
+    uplinks: Mapping[LearnerId, float]
+    downlinks: Mapping[LearnerId, float]
+    chunk_bytes_wished: int
+
+    @property
+    def ingress(self) -> Ingress:
+        """What may come in, as the machine knows it."""
+        return Ingress(cap_bytes_per_s=self.ingress_bytes_per_s or 0.0, uplinks=dict(self.uplinks))
+
+    def chunk_bytes(self, learner_id: LearnerId) -> int:
+        """The chunk size of what is sent to a learner: a power of two, so that few are needed for many learners."""
+        caps = [cap for cap in (self.downlinks.get(learner_id), self.egress_bytes_per_s) if cap is not None]
+        return 1 << (chunk_bytes_for(min(caps, default=None), self.chunk_bytes_wished).bit_length() - 1)
+
+    @property
+    def usual_chunk_bytes(self) -> int:
+        """The chunk size that most learners need."""
+        sizes = Counter(self.chunk_bytes(learner_id) for learner_id in self.downlinks)
+        return max(sizes, key=lambda size: (sizes[size], size))
+
+
+def line_rates(config: RunConfig) -> LineRates:
+    """The caps that a configuration sets."""
+    return LineRates(
+        ingress_bytes_per_s=config.syncer.ingress_bytes_per_s or None,
+        egress_bytes_per_s=config.syncer.egress_bytes_per_s or None,
+        uplinks={LearnerId(region.name): region.uplink_bytes_per_s for region in config.regions},
+        downlinks={LearnerId(region.name): region.downlink_bytes_per_s for region in config.regions},
+        chunk_bytes_wished=config.wire.chunk_bytes,
+    )
 
 
 def run_maths(config: RunConfig, layout: Layout) -> Maths:
@@ -78,4 +128,5 @@ def machine_settings(config: RunConfig, maths: Maths, initial_digests: tuple[str
         start_timeout_s=config.run.start_timeout_s,
         shards=("",) * layout.num_fragments,
         lossless=maths.codec.lossless,
+        ingress=line_rates(config).ingress,
     )

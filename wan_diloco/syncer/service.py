@@ -23,6 +23,7 @@ from wan_diloco.protocol.events import (
     CallsRefused,
     CloseSession,
     EndRun,
+    IngressChanged,
     LearnerConnected,
     LearnerDisconnected,
     LearnerSaid,
@@ -54,6 +55,7 @@ from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper
 from wan_diloco.syncer.merges import Merges
 from wan_diloco.syncer.observer import Observer
+from wan_diloco.syncer.plan import LineRates
 from wan_diloco.syncer.refusals import Refusals
 from wan_diloco.syncer.snapshots import Capture, SnapshotKeeper
 from wan_diloco.syncer.spool import Spool
@@ -78,7 +80,7 @@ class Parts:
     """What a service is put together from.
 
     Attributes:
-        downlink_bytes_per_s: Of each configured learner.
+        rates: All caps at the start.
         curve: Evaluations; None for none.
         input_log: None for none.
     """
@@ -93,7 +95,7 @@ class Parts:
     clock: Clock
     packing: Packing
     snapshot_every_s: float
-    downlink_bytes_per_s: dict[LearnerId, float]
+    rates: LineRates
     curve: Curve | None
     input_log: InputLog | None
 
@@ -117,7 +119,8 @@ class SyncerService:
         self._inbox = Inbox()
         self._offers = Offers()
         self._refusals = Refusals(parts.clock, parts.observer.event)
-        self._updates = Updates(parts.maths, parts.keeper, parts.workers, parts.packing)
+        self._rates = parts.rates
+        self._updates = Updates(parts.maths, parts.keeper, parts.workers, parts.packing, parts.rates.usual_chunk_bytes)
         self._merges = Merges(
             store=parts.store,
             maths=parts.maths,
@@ -176,6 +179,14 @@ class SyncerService:
         """The durable state; to be read only."""
         return self._machine.state
 
+    def set_rates(self, rates: LineRates) -> None:
+        """Change caps from now on; those of all sessions together are the server's affair."""
+        self._rates = rates
+        self._updates.usual_chunk_bytes = rates.usual_chunk_bytes
+        for session_id, learner_id in self._names.items():
+            self._sessions[session_id].set_downlink_rate(rates.downlinks.get(learner_id))
+        self._emit(IngressChanged(ingress=rates.ingress))
+
     def stop(self) -> None:
         """Take no more work, finish the merges under way, and have `run` return."""
         self._stopping = True
@@ -193,7 +204,7 @@ class SyncerService:
     def said(self, session: Session, message: LearnerMessage) -> None:
         """A control message."""
         if isinstance(message, Hello):
-            rate = self._parts.downlink_bytes_per_s.get(message.learner_id)
+            rate = self._rates.downlinks.get(message.learner_id)
             if rate is not None:
                 self._names[session.session] = message.learner_id
                 session.set_downlink_rate(rate)
@@ -330,7 +341,7 @@ class SyncerService:
                     self._merging.add(task)
                     task.add_done_callback(self._merging.discard)
             case SendUpdate():
-                if not self._stopping:
+                if not self._stopping and effect.session in self._names:
                     self._spawn(self._send(effect, self._parts.store.value(effect.header.fragment_id)))
             case ShowReason():
                 self._parts.observer.reason(effect.topic, effect.text)
@@ -347,14 +358,15 @@ class SyncerService:
     async def _send(self, effect: SendUpdate, value: FragmentValue) -> None:
         """Bring an update to a learner; the value is the one of the moment when this was decided."""
         fragment_id = effect.header.fragment_id
+        chunk_bytes = self._rates.chunk_bytes(self._names[effect.session])
         try:
             if effect.chain:
-                segments = await self._updates.chain(fragment_id, effect.chain)
+                segments = await self._updates.chain(fragment_id, effect.chain, chunk_bytes)
             else:
                 assert value.version == effect.header.to_version, f"{value.version} is no {effect.header.to_version}"
-                segments = await self._updates.value(value, fragment_id)
+                segments = await self._updates.value(value, fragment_id, chunk_bytes)
             if (session := self._sessions.get(effect.session)) is not None:
-                await session.send_update(effect.header, segments)
+                await session.send_update(effect.header, segments, effect.spread_s)
             return
         except TransportError:
             pass  # the session's end is told by itself

@@ -1,7 +1,7 @@
 """What goes down the wire for an update: stored publications, or the published value, packed into messages.
 
 Many learners lack the same newest publication at about the same time, so its packed form is kept, one a
-fragment: about as much memory as one encoded model. Anything else is packed for whom it is for.
+fragment and size of chunks: about as much memory as one encoded model each. Anything else is packed for whom it is for.
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ class Packing:
     """How payloads become messages.
 
     Attributes:
-        chunk_bytes: Raw bytes a chunk.
         zstd: Whether chunks are compressed where it pays.
     """
 
-    chunk_bytes: int
     zstd: bool
 
-    def frames(self, payload: Payload) -> list[bytes]:
+    def frames(self, payload: Payload, chunk_bytes: int) -> list[bytes]:
         """The messages of a payload.
 
         Thread: any.
         """
-        return pack(payload.codes, payload.scales, chunk_bytes=self.chunk_bytes, zstd=self.zstd)
+        return pack(payload.codes, payload.scales, chunk_bytes=chunk_bytes, zstd=self.zstd)
 
 
 def frames_bytes(frames: Frames) -> int:
@@ -51,7 +49,7 @@ def frames_bytes(frames: Frames) -> int:
 
 
 class Updates:
-    """Packs updates, each newest publication once.
+    """Packs updates, each newest publication once for each size of chunks that is needed.
 
     Owner: the event loop.
 
@@ -60,55 +58,62 @@ class Updates:
         keeper: Has the publications.
         workers: Where reading and packing run.
         packing: How.
+        usual_chunk_bytes: The size that most learners need.
     """
 
-    def __init__(self, maths: Maths, keeper: JournalKeeper, workers: Workers, packing: Packing) -> None:
+    def __init__(
+        self, maths: Maths, keeper: JournalKeeper, workers: Workers, packing: Packing, usual_chunk_bytes: int
+    ) -> None:
         """Keep nothing yet."""
         self._maths = maths
         self._keeper = keeper
         self._workers = workers
         self._packing = packing
-        self._newest: dict[FragmentId, tuple[Version, Frames]] = {}
-        self._under_way: dict[tuple[FragmentId, Version, Version], asyncio.Future[Frames]] = {}
+        self.usual_chunk_bytes = usual_chunk_bytes
+        # By size of chunks.
+        self._newest: dict[FragmentId, tuple[Version, dict[int, Frames]]] = {}
+        self._under_way: dict[tuple[FragmentId, Version, Version, int], asyncio.Future[Frames]] = {}
 
-    def remember(self, fragment_id: FragmentId, version: Version, frames: Frames) -> None:
-        """Keep the packed form of a publication that was just made; an older one of the fragment goes."""
-        self._newest[fragment_id] = (version, frames)
+    def remember(self, fragment_id: FragmentId, version: Version, chunk_bytes: int, frames: Frames) -> None:
+        """Keep a packed form of the newest publication of a fragment; those of older ones go."""
+        known, forms = self._newest.get(fragment_id, (version, {}))
+        if version > known:
+            forms = {}
+        if version >= known:
+            self._newest[fragment_id] = (version, {**forms, chunk_bytes: frames})
 
-    async def chain(self, fragment_id: FragmentId, sources: tuple[UpdateSource, ...]) -> list[Frames]:
+    async def chain(self, fragment_id: FragmentId, sources: tuple[UpdateSource, ...], chunk_bytes: int) -> list[Frames]:
         """The messages of each stored publication, in order.
 
         Raises:
             JournalError: A publication isn't where it should be, or is damaged.
             StorageError: The system refused.
         """
-        return [await self._link(fragment_id, source) for source in sources]
+        return [await self._link(fragment_id, source, chunk_bytes) for source in sources]
 
-    async def value(self, value: FragmentValue, fragment_id: FragmentId) -> list[Frames]:
+    async def value(self, value: FragmentValue, fragment_id: FragmentId, chunk_bytes: int) -> list[Frames]:
         """The messages of a published value in f32; shared by those who ask while it is being packed."""
 
         def packed() -> Frames:
             codec = codec_by_name(_VALUE_CODEC)
-            return self._packing.frames(codec.encode(value.published_N, self._maths.table(fragment_id)))
+            return self._packing.frames(codec.encode(value.published_N, self._maths.table(fragment_id)), chunk_bytes)
 
-        return [await self._shared((fragment_id, value.version, value.version), packed)]
+        return [await self._shared((fragment_id, value.version, value.version, chunk_bytes), packed)]
 
-    async def _link(self, fragment_id: FragmentId, source: UpdateSource) -> Frames:
-        version, frames = self._newest.get(fragment_id, (None, ()))
-        if version == source.to_version:
-            return frames
+    async def _link(self, fragment_id: FragmentId, source: UpdateSource, chunk_bytes: int) -> Frames:
+        version, forms = self._newest.get(fragment_id, (None, {}))
+        if version == source.to_version and chunk_bytes in forms:
+            return forms[chunk_bytes]
 
         def packed() -> Frames:
             joined = self._keeper.read(source.ref, KIND_PUBLICATION)
-            return self._packing.frames(self._maths.split(fragment_id, joined))
+            return self._packing.frames(self._maths.split(fragment_id, joined), chunk_bytes)
 
-        frames = await self._shared((fragment_id, source.from_version, source.to_version), packed)
-        newest = self._newest.get(fragment_id)
-        if newest is None or source.to_version > newest[0]:
-            self.remember(fragment_id, source.to_version, frames)
+        frames = await self._shared((fragment_id, source.from_version, source.to_version, chunk_bytes), packed)
+        self.remember(fragment_id, source.to_version, chunk_bytes, frames)
         return frames
 
-    async def _shared(self, key: tuple[FragmentId, Version, Version], packed: Callable[[], Frames]) -> Frames:
+    async def _shared(self, key: tuple[FragmentId, Version, Version, int], packed: Callable[[], Frames]) -> Frames:
         future = self._under_way.get(key)
         if future is None:
             future = cast(

@@ -108,7 +108,9 @@ class ClientConnection:
         Raises:
             TransportError: The connection is lost, or was closed by either end.
         """
-        incoming = read_updates(_opened(self._download), self._counters, self._options.payload_bytes_max)
+        incoming = read_updates(
+            _opened(self._download), self._counters, self._options.payload_bytes_max, self._pacer.acknowledge
+        )
         try:
             while True:
                 with self._lifetime.bound():

@@ -12,6 +12,8 @@ from wan_diloco.protocol.events import SessionId
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.transport.interface import SyncerHandler
 from wan_diloco.transport.options import ServerLimits
+from wan_diloco.transport.paced_stream import PacedStream
+from wan_diloco.transport.pacer import Total
 from wan_diloco.transport.session import ServerSession
 from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, ServerStream
 from wan_diloco.transport.uploading import Partials, discard_upload, receive_upload
@@ -39,6 +41,7 @@ class SessionHub:
         self._handler = handler
         self._limits = limits
         self._make_token = make_token
+        self._ingress, self._egress = Total(), Total()
         self._sessions: dict[SessionId, ServerSession] = {}
         self._partials = Partials(limits)
         self._last_session = 0
@@ -63,6 +66,8 @@ class SessionHub:
             peer=stream.peer,
             handler=self._handler,
             limits=self._limits,
+            ingress=self._ingress,
+            egress=self._egress,
         )
         self._sessions[session.session] = session
         self._empty.clear()
@@ -104,7 +109,8 @@ class SessionHub:
         try:
             with session.lifetime.bound():
                 await stream.accept({})
-                await receive_upload(stream, session, self._handler, self._partials, self._limits)
+                paced = PacedStream(stream, session)
+                await receive_upload(paced, session, self._handler, self._partials, self._limits)
         except DecodeError as problem:
             session.refuse(RefusalReason.GARBAGE, str(problem))
             raise
@@ -122,6 +128,11 @@ class SessionHub:
         with session.lifetime.bound():
             await stream.accept({})
             await session.serve_download(stream)
+
+    def set_rates(self, *, ingress_bytes_per_s: float | None, egress_bytes_per_s: float | None) -> None:
+        """Cap what all sessions together receive and are sent; see `interface.SyncerServer`."""
+        self._ingress.set_rate(ingress_bytes_per_s)
+        self._egress.set_rate(egress_bytes_per_s)
 
     def status(self) -> bytes:
         """The answer to a status call."""

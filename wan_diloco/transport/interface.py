@@ -89,7 +89,7 @@ class Session(Protocol):
         """
         ...
 
-    async def send_update(self, header: UpdateHeader, segments: Sequence[Frames]) -> None:
+    async def send_update(self, header: UpdateHeader, segments: Sequence[Frames], spread_s: float = 0.0) -> None:
         """Send an update; returns when its last byte was handed to the network.
 
         Updates of a session go one after the other, in the order of the calls. One that has begun goes on
@@ -98,6 +98,8 @@ class Session(Protocol):
         Args:
             header: What it is.
             segments: The packed buffers of each of the header's segments, in order.
+            spread_s: Over how long to spread the bytes, unless others wait behind them that are due earlier; 0 for as
+                fast as the caps allow.
 
         Raises:
             TransportError: The session ended before.
@@ -212,6 +214,13 @@ class SyncerServer(Protocol):
 
         Raises:
             ConfigError: The address can't be listened on.
+        """
+        ...
+
+    def set_rates(self, *, ingress_bytes_per_s: float | None, egress_bytes_per_s: float | None) -> None:
+        """Cap what all sessions together receive and are sent, from now on; None (the state at birth) for no cap.
+
+        What comes in is slowed down by not reading it; control never waits.
         """
         ...
 

@@ -199,6 +199,10 @@ class MemoryServer:
         self._network.listen(self._hub)
         return "memory:1"
 
+    def set_rates(self, *, ingress_bytes_per_s: float | None, egress_bytes_per_s: float | None) -> None:
+        """Cap what all sessions together receive and are sent, from now on; None for no cap."""
+        self._hub.set_rates(ingress_bytes_per_s=ingress_bytes_per_s, egress_bytes_per_s=egress_bytes_per_s)
+
     async def stop(self, grace_s: float) -> None:
         """Close all sessions, giving what was queued that long to leave; every handler call is over after."""
         await self._hub.close(grace_s)

@@ -22,7 +22,7 @@ from wan_diloco.transport.interface import Counters, Frames, SyncerHandler
 from wan_diloco.transport.lifetime import Lifetime
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.outbox import Outbox
-from wan_diloco.transport.pacer import Pacer
+from wan_diloco.transport.pacer import Pacer, Total
 from wan_diloco.transport.streams import ServerStream
 from wan_diloco.transport.updating import UpdateQueue
 from wan_diloco.wire.convert import decode_learner, encode_syncer
@@ -42,10 +42,22 @@ class ServerSession:
         peer: Where the learner is.
         handler: Who is told what it says.
         limits: How much it may make us hold.
+        ingress, egress: What it shares with all other sessions.
+
+    Attributes:
+        inbound: Of what comes from the learner.
     """
 
     def __init__(
-        self, *, session: SessionId, token: str, peer: str, handler: SyncerHandler, limits: ServerLimits
+        self,
+        *,
+        session: SessionId,
+        token: str,
+        peer: str,
+        handler: SyncerHandler,
+        limits: ServerLimits,
+        ingress: Total,
+        egress: Total,
     ) -> None:
         """Not served yet."""
         self.token = token
@@ -60,7 +72,8 @@ class ServerSession:
         self._peer = peer
         self._handler = handler
         self._counters = Counters()
-        self._pacer = Pacer()
+        self._pacer = Pacer(total=egress)
+        self.inbound = Pacer(total=ingress)
         self._outbox = Outbox(Pace, limits.outbox_max)
         self._updates = UpdateQueue(self._pacer, self._counters, limits.updates_max)
         self._downloading = False
@@ -111,13 +124,17 @@ class ServerSession:
         if not self._outbox.put(message, encode_syncer(message)):
             self.close("it doesn't read what it is told")
 
-    async def send_update(self, header: UpdateHeader, segments: Sequence[Frames]) -> None:
+    async def send_update(self, header: UpdateHeader, segments: Sequence[Frames], spread_s: float = 0.0) -> None:
         """Send an update; returns when its last byte was handed to the network.
 
         Raises:
             TransportError: The session ended before.
         """
-        await self._updates.send(header, segments)
+        await self._updates.send(header, segments, spread_s)
+
+    def acknowledge(self, message_bytes: int) -> None:
+        """Note what goes down because a message of bulk came up."""
+        self._pacer.acknowledge(message_bytes)
 
     def close(self, reason: str) -> None:
         """End the session after the control messages queued so far have left; idempotent."""
@@ -187,6 +204,7 @@ class ServerSession:
         try:
             while (data := await stream.read()) is not None:
                 self._counters.control_bytes += len(data)
+                self.inbound.spend(len(data))
                 if not self._outbox.closed:
                     message = decode_learner(data)
                     goodbye = "goodbye" if isinstance(message, Goodbye) else ""

@@ -43,7 +43,12 @@ def syncer_message_to(message: SyncerMessage) -> pb.ControlResponse:
             return pb.ControlResponse(start=pb.Start(global_step=message.global_step, anchor=message.anchor))
         case Pace():
             return pb.ControlResponse(
-                pace=pb.Pace(global_step=message.global_step, anchor=message.anchor, echo=message.echo)
+                pace=pb.Pace(
+                    global_step=message.global_step,
+                    anchor=message.anchor,
+                    echo=message.echo,
+                    rate_bytes_per_s=message.rate_bytes_per_s,
+                )
             )
         case Pull():
             return pb.ControlResponse(
@@ -94,7 +99,12 @@ def syncer_message_from(envelope: pb.ControlResponse) -> SyncerMessage:
             return Start(global_step=GlobalStep(count(envelope.start.global_step)), anchor=envelope.start.anchor)
         case "pace":
             pace = envelope.pace
-            return Pace(global_step=GlobalStep(count(pace.global_step)), anchor=pace.anchor, echo=count(pace.echo))
+            return Pace(
+                global_step=GlobalStep(count(pace.global_step)),
+                anchor=pace.anchor,
+                echo=count(pace.echo),
+                rate_bytes_per_s=real(pace.rate_bytes_per_s),
+            )
         case "pull":
             pull = envelope.pull
             return Pull(

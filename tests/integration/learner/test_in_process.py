@@ -23,6 +23,7 @@ from wan_diloco.learner.replica import Replica
 from wan_diloco.learner.setup import open_shard
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
+from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
 from wan_diloco.models import build_model, run_layout
 from wan_diloco.simulation.virtual_loop import VirtualTimeLoop, run_virtual
@@ -31,6 +32,7 @@ from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.workers import InlineExecutor, Workers
 from wan_diloco.telemetry import METRICS_FILE, MetricsWriter
 from wan_diloco.transport.memory import Link, MemoryNetwork
+from wan_diloco.transport.pacer import Pacer
 from wan_diloco.units import LearnerId
 
 T = TypeVar("T")
@@ -62,14 +64,16 @@ class Learner:
         replica = Replica(config, build_model(config), open_shard(config, index))
         self.trainer = LocalTrainer(config, replica, self.layout, self.slots)
         self.commands: list[Command] = []
+        pacer = Pacer()
         self.uplink = UplinkService(
             machine=learner_machine(config, self.layout, name, self.trainer.position, random.Random(index)),
-            connect=lambda: network.connection(LearnerId(name)),
+            connect=lambda: network.connection(LearnerId(name), pacer),
             clock=clock,
             worker=InlineExecutor(),
             sink=self,
             fragments=held_fragments(self.layout, self.trainer.position, self.slots),
             wire=config.wire,
+            rate=UplinkRate(pacer),
             show=lambda _: None,
         )
 

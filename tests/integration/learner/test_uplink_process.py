@@ -58,6 +58,7 @@ class Beside:
             checkpoints=None,
             clock=SystemClock(),
             signals=signals,
+            reload=lambda: None,
         )
 
     def train(self, steps: int) -> None:
@@ -80,6 +81,9 @@ class _AtStep:
     @property
     def received(self) -> signal.Signals | None:
         return signal.SIGTERM if self._trainer.local_step >= self._until else None
+
+    def take_reload(self) -> bool:
+        return False
 
     def wait(self, timeout_s: float | None, *readable: int) -> None:
         raise AssertionError(f"the loop waits ({timeout_s}, {readable}) although it may step")

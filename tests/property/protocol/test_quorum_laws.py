@@ -33,7 +33,14 @@ def cases(draw: st.DrawFn) -> tuple[GracePolicy, Estimates, RoundView, float]:
     awaited = draw(st.sets(st.sampled_from(NAMES))) - fresh
     opened_s = draw(SECONDS)
     quorate_s = opened_s + draw(SECONDS) if len(fresh) >= policy.quorum else None
-    view = RoundView(opened_s=opened_s, quorate_s=quorate_s, fresh=frozenset(fresh), awaited=frozenset(awaited))
+    extra_s = {name: draw(SECONDS) for name in sorted(awaited) if draw(st.booleans())}
+    view = RoundView(
+        opened_s=opened_s,
+        quorate_s=quorate_s,
+        fresh=frozenset(fresh),
+        awaited=frozenset(awaited),
+        extra_s=extra_s,
+    )
     now_s = (opened_s if quorate_s is None else quorate_s) + draw(SECONDS)
     return policy, Estimates(step_s=draw(MAYBE), sync_s=draw(SECONDS), responses=responses), view, now_s
 
@@ -47,15 +54,19 @@ def dumb_close_s(policy: GracePolicy, estimates: Estimates, view: RoundView) -> 
     if estimates.step_s is None:
         return inf
     wait = view.quorate_s - view.opened_s
-    bound = max(0.0, policy.bound_steps * estimates.step_s - wait)
+    later = {name: view.extra_s.get(name, 0.0) for name in view.awaited}
+    bound = max(0.0, policy.bound_steps * estimates.step_s + max(later.values()) - wait)
     if not all(name in estimates.responses for name in view.awaited):
         return view.quorate_s + bound
     graces = [0.0]
     graces.append(
         min(estimates.step_s, policy.safety * (policy.overlap_steps * estimates.step_s - wait - estimates.sync_s))
     )
-    responses = [estimates.responses[name] for name in view.awaited]
-    graces += [response.usual_s - wait for response in responses if response.mean_s - wait <= bound]
+    graces += [
+        estimates.responses[name].usual_s + later[name] - wait
+        for name in view.awaited
+        if estimates.responses[name].mean_s + later[name] - wait <= bound
+    ]
     return view.quorate_s + min(bound, max(graces))
 
 

@@ -57,6 +57,9 @@ def values_of(expected: Any) -> st.SearchStrategy[Any]:
         float: st.floats(0, 1e300),
         str: st.text(min_size=1, max_size=5),
     }
+    if get_origin(expected) is dict:
+        key, value = get_args(expected)
+        return st.dictionaries(values_of(key), values_of(value), max_size=3)
     return scalars[expected]
 
 

@@ -18,6 +18,7 @@ from wan_diloco.errors import TransportError
 from wan_diloco.learner.ipc import Command, FragmentPosition, InstallValue, LearnerPosition
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
+from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
 from wan_diloco.models import run_layout
 from wan_diloco.protocol.events import (
@@ -37,6 +38,7 @@ from wan_diloco.protocol.messages import (
     Welcome,
 )
 from wan_diloco.transport.interface import Counters, Frames
+from wan_diloco.transport.pacer import Pacer
 from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, RoundId, Term, Version
 from wan_diloco.wire.frames import Assembler, Buffers
 
@@ -121,6 +123,7 @@ class Uplink:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.clock = loop
+        self.pacer = Pacer()
         self.service = UplinkService(
             machine=learner_machine(config, self.layout, "east", position, random.Random(0)),
             connect=self._connect,
@@ -129,6 +132,7 @@ class Uplink:
             sink=self,
             fragments=held_fragments(self.layout, position, self.slots),
             wire=config.wire,
+            rate=UplinkRate(self.pacer),
             show=self.shown.append,
         )
 

@@ -24,7 +24,14 @@ def test_a_second_learner_of_a_region_is_refused_before_it_says_a_word(
         pytest.raises(StorageLocked, match=f"in use by the learner of east with pid {os.getpid()}") as caught,
     ):
         run_learner(
-            make_config(), region="east", run_folder=folder, resume=True, syncer="", threads=1, clock=SystemClock()
+            make_config(),
+            region="east",
+            run_folder=folder,
+            resume=True,
+            syncer="",
+            threads=1,
+            clock=SystemClock(),
+            load=make_config,
         )
     assert caught.value.exit_code == EXIT_CONFIG
     assert [path.name for path in (folder / "learners").rglob("*")] == ["east", "owner.lock"]

@@ -44,6 +44,7 @@ def test_progress_is_logged_now_and_then_also_while_no_step_may_be_taken(make_tr
             checkpoints=None,
             clock=clock,
             signals=signals,
+            reload=lambda: None,
         )
         assert loop.run() == 0
     # At 12 s, 24 s and 36 s of this clock: after two steps, after the last one allowed, and once more.

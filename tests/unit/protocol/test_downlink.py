@@ -78,7 +78,7 @@ def downlink() -> Downlink:
 
 
 def lacking(downlink: Downlink, state: SyncerState) -> SendUpdate | None:
-    return downlink.next_update(EAST, SESSION, FRAGMENT, state)
+    return downlink.next_update(EAST, SESSION, FRAGMENT, state, 0.7)
 
 
 def sent(downlink: Downlink, state: SyncerState) -> SendUpdate:
@@ -118,6 +118,18 @@ def test_a_long_lag_is_made_up_by_the_value(downlink: Downlink, state: SyncerSta
     assert effect.header.segments[0].kind is SegmentKind.VALUE
     assert effect.header.segments[0].codes_bytes == 4000
     assert effect.header.segments[0].merged, "its receiver learns what became of its work all the same"
+
+
+def test_one_publication_is_spread_and_whoever_lags_by_more_gets_it_at_once(
+    downlink: Downlink, state: SyncerState
+) -> None:
+    downlink.reported(EAST, report(3, version(1), version(0)))
+    assert sent(downlink, state).spread_s == 0.7
+    received(downlink, version(0))
+    assert sent(downlink, state).spread_s == 0.0
+    received(downlink, version(1))
+    downlink.want_resync(EAST, FRAGMENT)
+    assert sent(downlink, state).spread_s == 0.0
 
 
 def test_a_chain_as_large_as_the_value_is_not_sent(downlink: Downlink) -> None:

@@ -53,7 +53,7 @@ def _source(to: int) -> UpdateSource:
 def scene():
     maths = maths_of(tiny_config())
     stored = Stored(maths)
-    return maths, stored, Updates(maths, stored, Workers.inline(), Packing(chunk_bytes=4096, zstd=True))
+    return maths, stored, Updates(maths, stored, Workers.inline(), Packing(zstd=True), 4096)
 
 
 def _unpacked(payload: Payload, frames) -> Payload:
@@ -66,7 +66,7 @@ def _unpacked(payload: Payload, frames) -> Payload:
 
 def test_a_chain_carries_the_stored_bytes_in_order(scene):
     _, stored, updates = scene
-    frames = asyncio.run(updates.chain(FIRST, (_source(1), _source(2))))
+    frames = asyncio.run(updates.chain(FIRST, (_source(1), _source(2)), 4096))
     for ref, messages in zip(("1:1:9", "1:2:9"), frames, strict=True):
         payload = stored.payload(ref)
         again = _unpacked(payload, messages)
@@ -79,8 +79,8 @@ def test_many_learners_cost_one_reading_of_the_newest(scene):
     _, stored, updates = scene
 
     async def story():
-        await asyncio.gather(*(updates.chain(FIRST, (_source(3),)) for _ in range(8)))
-        await updates.chain(FIRST, (_source(3),))
+        await asyncio.gather(*(updates.chain(FIRST, (_source(3),), 4096) for _ in range(8)))
+        await updates.chain(FIRST, (_source(3),), 4096)
 
     asyncio.run(story())
     assert stored.reads == ["1:3:9"]
@@ -88,11 +88,11 @@ def test_many_learners_cost_one_reading_of_the_newest(scene):
 
 def test_what_was_just_merged_is_not_read_at_all_and_older_links_are_not_kept(scene):
     _, stored, updates = scene
-    updates.remember(FIRST, Version(Epoch(0), 4), [b"packed"])
+    updates.remember(FIRST, Version(Epoch(0), 4), 4096, [b"packed"])
 
     async def story():
         for _ in range(2):
-            frames = await updates.chain(FIRST, (_source(3), _source(4)))
+            frames = await updates.chain(FIRST, (_source(3), _source(4)), 4096)
             assert frames[1] == [b"packed"]
 
     asyncio.run(story())
@@ -111,7 +111,7 @@ def test_a_publication_that_is_gone_is_an_error_for_all_who_wait(scene):
     )
 
     async def story():
-        return await asyncio.gather(*(updates.chain(FIRST, (gone,)) for _ in range(2)), return_exceptions=True)
+        return await asyncio.gather(*(updates.chain(FIRST, (gone,), 4096) for _ in range(2)), return_exceptions=True)
 
     assert [type(error) for error in asyncio.run(story())] == [JournalError, JournalError]
 
@@ -120,9 +120,26 @@ def test_the_value_is_exact(scene):
     maths, _, updates = scene
     store = FragmentStore.fresh(maths.layout, model_tensors(build_model(tiny_config())))
     value = store.value(FIRST)
-    (frames,) = asyncio.run(updates.value(value, FIRST))
+    (frames,) = asyncio.run(updates.value(value, FIRST, 4096))
     raw = value.published_N.numpy().tobytes()
     assembler = Assembler(len(raw), 0)
     for frame in frames:
         assembler.add(frame)
     assert assembler.result().codes.tobytes() == raw
+
+
+def test_each_size_of_chunks_is_packed_once_and_an_older_version_is_let_go_in_all_sizes(scene):
+    _, stored, updates = scene
+
+    async def story():
+        for _ in range(3):
+            small = await updates.chain(FIRST, (_source(3),), 1024)
+            large = await updates.chain(FIRST, (_source(3),), 4096)
+            assert len(small[0]) > len(large[0])
+        assert stored.reads == ["1:3:9", "1:3:9"]
+        updates.remember(FIRST, Version(Epoch(0), 4), 4096, [b"packed"])
+        await updates.chain(FIRST, (_source(4),), 1024)
+        await updates.chain(FIRST, (_source(3),), 4096)
+
+    asyncio.run(story())
+    assert stored.reads == ["1:3:9", "1:3:9", "1:4:9", "1:3:9"]

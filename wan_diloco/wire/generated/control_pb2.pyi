@@ -574,20 +574,24 @@ class Pace(_message.Message):
     GLOBAL_STEP_FIELD_NUMBER: _builtins.int
     ANCHOR_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     global_step: _builtins.int
     anchor: _builtins.int
     echo: _builtins.int
     """That of the report which this answers; 0 when it answers none."""
+    rate_bytes_per_s: _builtins.float
+    """All that the learner may send, on the line; 0 for no other cap than its own."""
     def __init__(
         self,
         *,
         global_step: _builtins.int = ...,
         anchor: _builtins.int = ...,
         echo: _builtins.int = ...,
+        rate_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "echo", b"echo", "global_step", b"global_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "echo", b"echo", "global_step", b"global_step", "rate_bytes_per_s", b"rate_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,75 @@
+"""A configuration that is read again changes rates, and says of the rest that it stays as it is."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from wan_diloco.config import LiveConfig, RunConfig, adopt_rates, parse_config, render_toml
+from wan_diloco.errors import ConfigError
+
+TREE: dict[str, Any] = {
+    "run": {"tokens": "1M"},
+    "syncer": {"egress": "2gbit"},
+    "regions": [{"name": "east", "uplink": "200mbit"}, {"name": "west"}],
+}
+
+
+def config(**changes: dict[str, Any]) -> RunConfig:
+    tree = copy.deepcopy(TREE)
+    for section, table in changes.items():
+        tree[section] = {**tree.get(section, {}), **table}
+    return parse_config(tree)
+
+
+def test_the_syncer_has_no_caps_unless_they_are_given() -> None:
+    given = config()
+    assert given.syncer.egress_bytes_per_s == 2e9 / 8
+    assert given.syncer.ingress_bytes_per_s == 0.0
+    assert 'ingress = "0B/s"' in render_toml(given)
+
+
+def test_rates_are_adopted_and_nothing_else() -> None:
+    tree = copy.deepcopy(TREE)
+    tree["syncer"] = {"ingress": "1gbit", "threads": 4}
+    tree["regions"] = [{"name": "east", "uplink": "50mbit", "ranks": 2}, {"name": "north", "uplink": "1mbit"}]
+    adopted = adopt_rates(config(), parse_config(tree))
+    assert adopted.changed == (
+        "syncer.ingress is 1gbit now, was 0B/s",
+        "syncer.egress is 0B/s now, was 2gbit",
+        "regions.east.uplink is 50mbit now, was 200mbit",
+    )
+    assert [text.split()[0] for text in adopted.ignored if "north" not in text and "west" not in text] == [
+        "syncer.threads",
+        "regions.east.ranks",
+    ]
+    assert any(text.startswith("regions.north.name ") for text in adopted.ignored)
+    assert any(text.startswith("regions.west.name ") for text in adopted.ignored)
+    assert adopted.config.region("east").uplink_bytes_per_s == 50e6 / 8
+    assert adopted.config.region("west") == config().region("west")
+    assert adopted.config.agreement() == config().agreement()
+
+
+def test_a_configuration_that_can_not_be_read_changes_nothing_and_is_said() -> None:
+    said: list[str] = []
+
+    def broken() -> RunConfig:
+        raise ConfigError("isn't TOML", where="demo.toml")
+
+    live = LiveConfig(config(), broken, said.append)
+    assert not live.reload()
+    assert live.config == config()
+    assert len(said) == 1
+    assert "demo.toml" in said[0]
+
+
+def test_each_reload_compares_with_what_is_in_force() -> None:
+    said: list[str] = []
+    versions = [config(syncer={"ingress": "1gbit"}), config(syncer={"ingress": "1gbit"}), config()]
+    live = LiveConfig(config(), lambda: versions.pop(0), said.append)
+    assert [live.reload() for _ in range(3)] == [True, False, True]
+    assert said == [
+        "syncer.ingress is 1gbit now, was 0B/s",
+        "the configuration was read again; no rate differs",
+        "syncer.ingress is 0B/s now, was 1gbit",
+    ]

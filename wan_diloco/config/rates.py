@@ -1,0 +1,102 @@
+"""Which settings can change while a run goes on: the caps of links, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from wan_diloco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wan_diloco.config.schema import RunConfig
+
+__all__ = ["Adopted", "LiveConfig", "adopt_rates"]
+
+# By section, the settings' names in the schema and in files.
+_OF_SYNCER: Final = {"ingress_bytes_per_s": "ingress", "egress_bytes_per_s": "egress"}
+_OF_REGION: Final = {"uplink_bytes_per_s": "uplink", "downlink_bytes_per_s": "downlink"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """What a newer configuration changes in one that is in force.
+
+    Attributes:
+        config: The one in force from now on.
+        changed: One sentence a rate.
+        ignored: One sentence a setting that differs, and stays as it is until the next start.
+    """
+
+    config: RunConfig
+    changed: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def adopt_rates(current: RunConfig, newer: RunConfig) -> Adopted:
+    """Take the rates of a newer configuration, and nothing else of it."""
+    regions = {region.name: region for region in newer.regions}
+    config = current.model_copy(
+        update={
+            "syncer": current.syncer.model_copy(update={key: getattr(newer.syncer, key) for key in _OF_SYNCER}),
+            "regions": tuple(
+                region.model_copy(update={key: getattr(regions[region.name], key) for key in _OF_REGION})
+                if region.name in regions
+                else region
+                for region in current.regions
+            ),
+        }
+    )
+    before, now, wished = (dict(_written(one)) for one in (current, config, newer))
+    return Adopted(
+        config=config,
+        changed=tuple(f"{key} is {now[key]} now, was {before[key]}" for key in now if now[key] != before[key]),
+        ignored=tuple(
+            f"{key} differs in the configuration, and stays as it is until the next start"
+            for key in {**now, **wished}
+            if now.get(key) != wished.get(key)
+        ),
+    )
+
+
+class LiveConfig:
+    """A configuration whose rates may change, for whoever owns a process.
+
+    Args:
+        config: In force at the start.
+        load: Reads it again.
+        say: Told what changed, what is ignored, and why it can't be read; one sentence each.
+
+    Attributes:
+        config: In force now.
+    """
+
+    def __init__(self, config: RunConfig, load: Callable[[], RunConfig], say: Callable[[str], None]) -> None:
+        """Nothing has changed."""
+        self.config = config
+        self._load = load
+        self._say = say
+
+    def reload(self) -> bool:
+        """Read the configuration again; returns whether a rate changed."""
+        try:
+            adopted = adopt_rates(self.config, self._load())
+        except ConfigError as exc:
+            self._say(f"the configuration stays as it was: {exc}")
+            return False
+        for sentence in (*adopted.changed, *adopted.ignored):
+            self._say(sentence)
+        if not adopted.changed:
+            self._say("the configuration was read again; no rate differs")
+        self.config = adopted.config
+        return bool(adopted.changed)
+
+
+def _written(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Dotted key and written value of every setting."""
+    for section, table in config.model_dump(mode="json", by_alias=True).items():
+        entries = table if isinstance(table, list) else [table]
+        for entry in entries:
+            label = f"{section}.{entry['name']}" if isinstance(table, list) else section
+            yield from ((f"{label}.{key}", value) for key, value in entry.items())
