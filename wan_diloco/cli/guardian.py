@@ -31,7 +31,8 @@ KILL_ALL: Final = signal.SIGQUIT
 # How long a command whose supervisor is gone may take to drain: a snapshot and a goodbye.
 _ORPHAN_GRACE_S: Final = 20.0
 _SUPERVISOR_GONE: Final = signal.SIGUSR1
-_SIGNALS: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, KILL_ALL, _SUPERVISOR_GONE})
+_HANDED_ON: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_SIGNALS: Final = _HANDED_ON | {signal.SIGCHLD, KILL_ALL, _SUPERVISOR_GONE}
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _EXEC_FAILED: Final = 127
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 def _become(command: list[str], guardian_pid: int) -> NoReturn:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It asks to read the configuration again; before the command can do that it has just read it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # The guardian may have died before the kernel was told what to do then.
     if os.getppid() == guardian_pid:
@@ -95,7 +98,7 @@ def _watch(pid: int, supervisor_pid: int) -> int:
             ended = _reap()
             if pid in ended:
                 return ended[pid]
-        elif number in (signal.SIGTERM, signal.SIGINT):
+        elif number in _HANDED_ON:
             os.kill(pid, number)
         elif number == _SUPERVISOR_GONE:
             # The kernel tells when the *thread* that started us ends, so ask whether the process did.

@@ -139,6 +139,10 @@ class Keeper:
         self._stopping.set()
         self._send(signal.SIGTERM)
 
+    def reload(self) -> None:
+        """Tell the process to read its configuration again; a later life does so anyway."""
+        self._send(signal.SIGHUP)
+
     def forbid_restart(self) -> None:
         """Let the process go on, but let its end be the last one."""
         self._stopping.set()

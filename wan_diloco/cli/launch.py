@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from wan_diloco.cli.keeper import Keeper, ProcessSpec
 from wan_diloco.cli.lives import RestartPolicy
 from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
+from wan_diloco.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from wan_diloco.cli.progress import Display
     from wan_diloco.clock import Clock
-    from wan_diloco.config import RunConfig
+    from wan_diloco.config import LiveConfig, RunConfig
 
 __all__ = ["child_environment", "launch", "process_specs"]
 
@@ -70,6 +73,7 @@ def launch(
     env: Mapping[str, str],
     clock: Clock,
     rng: random.Random,
+    load: Callable[[], RunConfig],
 ) -> Outcome:
     """Run to the end, supervised and shown.
 
@@ -83,6 +87,7 @@ def launch(
         env: This process's environment.
         clock: Real time.
         rng: Chance, for the jitter of restarts.
+        load: Reads the configuration again, at SIGHUP.
 
     Raises:
         StorageLocked: Another process has the folder.
@@ -90,6 +95,7 @@ def launch(
         StorageError: The disk is full or the system refused.
     """
     from wan_diloco.cli.folders import check_folder
+    from wan_diloco.config import LiveConfig
     from wan_diloco.storage import FolderLock, write_text
     from wan_diloco.storage.filesystem import ensure_folder
 
@@ -122,12 +128,38 @@ def launch(
             clock=clock,
             say=say,
         )
+        reload = partial(_reload, LiveConfig(config, load, say), run_folder, supervisor, say)
         with display:
-            return asyncio.run(_supervised(supervisor, display, run_folder / "address", clock))
+            return asyncio.run(_supervised(supervisor, display, run_folder / "address", clock, reload))
 
 
-async def _supervised(supervisor: Supervisor, display: Display, address_path: Path, clock: Clock) -> Outcome:
+def _reload(live: LiveConfig, run_folder: Path, supervisor: Supervisor, say: Callable[[str], None]) -> None:
+    """Read the configuration again, and have everybody follow it: also those who are started again later."""
+    from wan_diloco.storage import write_text
+
+    if live.reload():
+        try:
+            write_text(run_folder / "config.json", live.config.resolved_json())
+        except StorageError as exc:
+            say(f"nobody follows: {exc}")
+        else:
+            supervisor.reload()
+
+
+async def _supervised(
+    supervisor: Supervisor, display: Display, address_path: Path, clock: Clock, reload: Callable[[], None]
+) -> Outcome:
     loop = asyncio.get_running_loop()
+    # Whoever asked that hanging up be ignored wants the run to outlive the terminal.
+    attached = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and not _terminal_is_gone()
+
+    def hung_up() -> None:
+        if attached and _terminal_is_gone():
+            _interrupt(supervisor, display, signal.SIGTERM)
+        else:
+            reload()
+
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _interrupt, supervisor, display, number)
     async with asyncio.TaskGroup() as group:
@@ -144,6 +176,15 @@ def _interrupt(supervisor: Supervisor, display: Display, number: signal.Signals)
         else:
             display.say("wan-diloco: ending; regions and syncer write their state (once more to hurry them)")
     supervisor.interrupt(number)
+
+
+def _terminal_is_gone() -> bool:
+    """Whether this process has no terminal, or none any more."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return True
+    return False
 
 
 async def _watched(supervisor: Supervisor, display: Display, address_path: Path, clock: Clock) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wan_diloco.cli.folders import Holding, check_learner_folder, what_is_in
 from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, load
 from wan_diloco.cli.preflight import check_memory
+
+if TYPE_CHECKING:
+    from wan_diloco.config import RunConfig
 
 __all__ = ["learner", "register"]
 
@@ -42,7 +45,8 @@ def learner(
 ) -> None:
     """Train in one region until the run has ended, or until SIGTERM.
 
-    Training goes on while the syncer is away. Exit codes: 75 asks to be started again, 77 and 78 not to be.
+    Training goes on while the syncer is away. SIGHUP has it read CONFIG again: the uplink's rate changes at once.
+    Exit codes: 75 asks to be started again, 77 and 78 not to be.
     """
     config = load(files, overrides).config
     if what_is_in(run_folder) is Holding.FINISHED_RUN:
@@ -55,9 +59,19 @@ def learner(
     from wan_diloco.learner.trainer import run_learner
     from wan_diloco.telemetry import configure_logging
 
+    def again() -> RunConfig:
+        return load(files, overrides).config
+
     clock = SystemClock()
     configure_logging(clock, fields={"run": config.run.name, "region": region, "process": "learner"})
     code = run_learner(
-        config, region=region, run_folder=run_folder, resume=resume, syncer=syncer, threads=threads, clock=clock
+        config,
+        region=region,
+        run_folder=run_folder,
+        resume=resume,
+        syncer=syncer,
+        threads=threads,
+        clock=clock,
+        load=again,
     )
     raise typer.Exit(code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -62,7 +62,7 @@ def run(
     """Train one model across regions, all on this machine.
 
     Starts a syncer and a learner a region, keeps them alive, and shows how they do. Ctrl-C ends the run
-    cleanly, and --resume goes on with it.
+    cleanly, and --resume goes on with it. SIGHUP has it read CONFIG again: rates change at once.
     """
     if baseline is not None and resume:
         raise UsageError("a baseline can't be resumed: leave --resume or --baseline out")
@@ -76,7 +76,7 @@ def run(
         typer.echo(f"wan-diloco: the run in {folder} is finished; this is its result", err=True)
         _print_result(folder, as_json=as_json)
         return
-    outcome = _run_here(config, folder, resume=resume)
+    outcome = _run_here(config, folder, resume=resume, load=lambda: load(files, overrides).config)
     if outcome.exit_code == EXIT_OK:
         _print_result(folder, as_json=as_json)
         return
@@ -131,7 +131,7 @@ def result_text(summary: Mapping[str, Any], evaluation: Mapping[str, Any], files
     return "\n".join(lines)
 
 
-def _run_here(config: RunConfig, folder: Path, *, resume: bool) -> Outcome:
+def _run_here(config: RunConfig, folder: Path, *, resume: bool, load: Callable[[], RunConfig]) -> Outcome:
     import random
 
     from rich.console import Console
@@ -154,6 +154,7 @@ def _run_here(config: RunConfig, folder: Path, *, resume: bool) -> Outcome:
         env=process_environment(),
         clock=clock,
         rng=random.Random(),
+        load=load,
     )
 
 

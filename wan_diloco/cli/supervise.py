@@ -151,6 +151,11 @@ class Supervisor:
         self._interrupted = True
         self._decide(Outcome(exit_code=EXIT_SIGINT if number == signal.SIGINT else EXIT_SIGTERM))
 
+    def reload(self) -> None:
+        """Have everybody read the configuration again."""
+        for keeper in (self.syncer, *self.learners):
+            keeper.reload()
+
     @property
     def ending(self) -> bool:
         """Whether the run's end is decided."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wan_diloco.cli.folders import Holding, check_syncer_folder
 from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, load
 from wan_diloco.cli.preflight import check_memory, check_port
+
+if TYPE_CHECKING:
+    from wan_diloco.config import RunConfig
 
 __all__ = ["register", "syncer"]
 
@@ -31,7 +34,7 @@ def syncer(
     """Merge the regions' work until the run has ended.
 
     It listens where `syncer.listen` says, and writes the address to DIR/address. SIGTERM ends it cleanly; started
-    again with --resume it goes on with the very same bits.
+    again with --resume it goes on with the very same bits. SIGHUP has it read CONFIG again: rates change at once.
     """
     config = load(files, overrides).config
     if check_syncer_folder(config, run_folder, resume=resume) is Holding.FINISHED_RUN:
@@ -45,4 +48,8 @@ def syncer(
     from wan_diloco.telemetry import configure_logging
 
     configure_logging(SystemClock(), fields={"run": config.run.name, "process": "syncer"})
-    raise typer.Exit(run_syncer(config, run_folder, resume, input_log=input_log))
+
+    def again() -> RunConfig:
+        return load(files, overrides).config
+
+    raise typer.Exit(run_syncer(config, run_folder, resume, input_log=input_log, load=again))
