@@ -7,7 +7,6 @@ never changes: so both can live on an object store. What grows or locks needs a 
 from wan_diloco.storage.atomic import (
     read_json,
     remove_leftovers,
-    sha256_file,
     write_bytes,
     write_json,
     write_text,
@@ -41,7 +40,6 @@ __all__ = [
     "read_json",
     "remove_leftovers",
     "save_snapshot",
-    "sha256_file",
     "write_bytes",
     "write_json",
     "write_text",

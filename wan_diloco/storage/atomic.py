@@ -7,7 +7,6 @@ for what grows: that is the journal's work.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["read_json", "remove_leftovers", "sha256_file", "write_bytes", "write_json", "write_text"]
+__all__ = ["read_json", "remove_leftovers", "write_bytes", "write_json", "write_text"]
 
 
 def write_bytes(path: Path, data: bytes | memoryview) -> None:
@@ -80,16 +79,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StorageError(f"{path} should hold a JSON object, and holds a {type(value).__name__}")
     return value
-
-
-def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes in lower-case hex, read in pieces.
-
-    Raises:
-        StorageError: The file is missing or can't be read.
-    """
-    with translated("can't read", path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_leftovers(folder: Path) -> list[str]:

@@ -23,18 +23,17 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from safetensors import SafetensorError
 
 from wan_diloco.errors import CheckpointError, StorageError
-from wan_diloco.storage.atomic import read_json, sha256_file, write_json
+from wan_diloco.storage.atomic import read_json, write_json
 from wan_diloco.storage.filesystem import (
     ensure_folder,
     fsync_folder,
-    fsync_path,
     temporary_name,
     translated,
-    usual_mode,
 )
+from wan_diloco.storage.tensor_file import file_digest, write_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -51,7 +50,7 @@ __all__ = [
     "save_snapshot",
 ]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _TENSORS: Final = "tensors.safetensors"
 _MANIFEST: Final = "manifest.json"
@@ -61,14 +60,14 @@ _DIGITS: Final = re.compile(r"([0-9]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Tensors and what is known about them, owned by nobody else.
+    """Tensors and what is known about them; to be written once.
 
     Attributes:
-        tensors: On the CPU, contiguous, sharing no memory.
+        tensors: On the CPU; nobody changes them any more.
         manifest: JSON values of the caller.
     """
 
-    tensors: Mapping[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]
     manifest: Mapping[str, Any]
 
     @classmethod
@@ -92,7 +91,7 @@ class Snapshot:
         return cls(tensors=copies, manifest=json.loads(json.dumps(manifest, allow_nan=False)))
 
     def write(self, folder: Path, name: str) -> Path:
-        """Make the snapshot durable under a name.
+        """Make the snapshot durable under a name. Its tensors are let go of one by one, as they are written.
 
         Thread: any; several at once are fine under different names.
 
@@ -115,8 +114,8 @@ class Snapshot:
         try:
             with translated("can't write", target):
                 staging.mkdir()
-                _save(self.tensors, staging / _TENSORS, target)
-                write_json(staging / _MANIFEST, _manifest(name, self.manifest, staging / _TENSORS))
+                tensors_digest = write_tensors(staging / _TENSORS, self.tensors)
+                write_json(staging / _MANIFEST, _manifest(name, self.manifest, tensors_digest))
                 _make_way(folder, name)
                 staging.rename(target)
                 fsync_folder(folder)
@@ -211,7 +210,7 @@ def latest_snapshot(folder: Path) -> LatestSnapshot | None:
     return None
 
 
-def keep_last(folder: Path, k: int) -> list[str]:
+def keep_last(folder: Path, k: int, known: Container[str] = ()) -> list[str]:
     """Remove all snapshots older than the k newest good ones; damaged ones don't count and newer ones stay.
 
     Ordering: from the thread that writes snapshots.
@@ -219,6 +218,7 @@ def keep_last(folder: Path, k: int) -> list[str]:
     Args:
         folder: Where the snapshots are.
         k: At least 1.
+        known: Names that are taken as good without reading them again.
 
     Returns:
         The names that were removed, newest first.
@@ -238,7 +238,8 @@ def keep_last(folder: Path, k: int) -> list[str]:
             removed.append(name)
             continue
         with contextlib.suppress(CheckpointError):
-            _verified_manifest(path)
+            if name not in known:
+                _verified_manifest(path)
             good += 1
     return removed
 
@@ -262,25 +263,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
 
 
-def _save(tensors: Mapping[str, torch.Tensor], path: Path, target: Path) -> None:
-    from safetensors.torch import save_file  # noqa: PLC0415 - see above
-
-    try:
-        with usual_mode(path):
-            save_file(dict(tensors), path)
-    except SafetensorError as exc:
-        raise StorageError(f"can't write {target}: {exc}") from exc
-    fsync_path(path)
-
-
-def _manifest(name: str, values: Mapping[str, Any], tensors: Path) -> dict[str, Any]:
-    manifest = {
-        "format": FORMAT,
-        "name": name,
-        "tensors_sha256": sha256_file(tensors),
-        "tensors_bytes": tensors.stat().st_size,
-        "values": values,
-    }
+def _manifest(name: str, values: Mapping[str, Any], tensors_digest: str) -> dict[str, Any]:
+    manifest = {"format": FORMAT, "name": name, "tensors_xxh3": tensors_digest, "values": values}
     return {**manifest, "manifest_sha256": _digest(manifest)}
 
 
@@ -291,7 +275,8 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 def _verified_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = read_json(path / _MANIFEST)
-        tensors_sha256 = sha256_file(path / _TENSORS)
+        with translated("can't read", path / _TENSORS):
+            tensors_digest = file_digest(path / _TENSORS)
     except StorageError as exc:
         raise CheckpointError(f"snapshot {path} is incomplete: {exc}") from exc
     if manifest.get("format") != FORMAT:
@@ -300,7 +285,7 @@ def _verified_manifest(path: Path) -> dict[str, Any]:
     values = manifest.get("values")
     if claimed != _digest(manifest) or manifest.get("name") != path.name or not isinstance(values, dict):
         raise CheckpointError(f"the manifest of snapshot {path} doesn't match its digest or its name")
-    if tensors_sha256 != manifest.get("tensors_sha256"):
+    if tensors_digest != manifest.get("tensors_xxh3"):
         raise CheckpointError(f"the tensors of snapshot {path} don't match their digest")
     return values
 

@@ -30,9 +30,9 @@ from wan_diloco.storage import (
     Journal,
     JournalRef,
     LatestSnapshot,
+    Snapshot,
     latest_snapshot,
     remove_leftovers,
-    save_snapshot,
 )
 from wan_diloco.storage.filesystem import ensure_folder
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths, MergedFragment, snapshot_tensors
@@ -176,7 +176,7 @@ def _begin(
     )
     # From here on the folder has a run in it, and every restart has a snapshot to begin from.
     manifest = snapshot_manifest(state, agreement, None)
-    save_snapshot(folder / "snapshots", snapshot_name(0), snapshot_tensors(values), manifest)
+    Snapshot(tensors=snapshot_tensors(values), manifest=manifest).write(folder / "snapshots", snapshot_name(0))
     return Restored(
         lock=lock,
         journal=journal,

@@ -1,7 +1,8 @@
 """Snapshots of the syncer's state while it runs, and what of the journal they make superfluous.
 
 Values are never changed in place, so a capture is a list of references: the service goes on merging
-while another thread writes. One at a time; one that is asked for meanwhile is skipped and counted.
+while another thread writes, and each value is let go of as soon as it is written. One at a time; one
+that is asked for meanwhile is skipped and counted.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wan_diloco.errors import CheckpointError, ConfigError, StorageError
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.storage import JournalRef, Snapshot, keep_last
-from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, snapshot_tensors
+from wan_diloco.syncer.fragments_store import FragmentStore, snapshot_tensors
 from wan_diloco.syncer.journal_keeper import JournalKeeper
 from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name, state_refs
 from wan_diloco.syncer.workers import Workers, in_executor
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Capture", "SnapshotKeeper", "newest_sequence"]
 
@@ -30,10 +34,11 @@ class Capture:
     """The state at one moment.
 
     Attributes:
+        tensors: All values; emptied while they are written, so that what was superseded meanwhile goes.
         floor: The oldest journal segment that a restart from it would read.
     """
 
-    values: tuple[FragmentValue, ...]
+    tensors: dict[str, torch.Tensor]
     manifest: dict[str, Any]
     floor: int
     last_tape: JournalRef | None
@@ -72,6 +77,8 @@ class SnapshotKeeper:
         self._floors: deque[int] = deque([floor], maxlen=_KEPT)
         self._covered: JournalRef | None = None
         self._busy = False
+        # Those are good: they were written by this process, and flushed.
+        self._written: deque[str] = deque(maxlen=_KEPT)
         self.skipped = 0
 
     def capture(self, state: SyncerState, store: FragmentStore) -> Capture | None:
@@ -88,7 +95,7 @@ class SnapshotKeeper:
             return None
         self._busy = True
         return Capture(
-            values=store.values(),
+            tensors=snapshot_tensors(store.values()),
             manifest=snapshot_manifest(state, self._agreement, self._keeper.last_tape),
             floor=self._keeper.floor(state_refs(state)),
             last_tape=self._keeper.last_tape,
@@ -117,9 +124,9 @@ class SnapshotKeeper:
         return ""
 
     def _write(self, name: str, capture: Capture, floor: int) -> None:
-        snapshot = Snapshot(tensors=snapshot_tensors(capture.values), manifest=capture.manifest)
-        snapshot.write(self._folder, name)
-        keep_last(self._folder, _KEPT)
+        Snapshot(tensors=capture.tensors, manifest=capture.manifest).write(self._folder, name)
+        self._written.append(name)
+        keep_last(self._folder, _KEPT, self._written)
         self._keeper.drop_before(floor)
 
 

@@ -16,12 +16,15 @@ __all__ = ["keep_freed_memory"]
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 # The most that glibc takes: above this, a block is mapped by itself.
 _MAPPED_BYTES_MIN: Final = 32 * 2**20
 # Never give back the end of the heap: the next message needs it.
 _TRIM_BYTES: Final = 2**31 - 1
 # The heap grows by as much at a time; address space only, a page is taken when something is written to it.
 _GROWTH_BYTES: Final = 64 * 2**20
+# One heap for all threads: in heaps of their own, what one thread frees is kept and the next allocates anew.
+_ARENAS: Final = 1
 _PROBE_BYTES: Final = 4 * 2**20
 
 
@@ -60,6 +63,7 @@ def keep_freed_memory() -> str:
         (_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN),
         (_M_TRIM_THRESHOLD, _TRIM_BYTES),
         (_M_TOP_PAD, _GROWTH_BYTES),
+        (_M_ARENA_MAX, _ARENAS),
     )
     if not all(library.mallopt(parameter, value) for parameter, value in settings):
         return "glibc refused the thresholds"

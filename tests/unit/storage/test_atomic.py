@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from wan_diloco.errors import ConfigError, StorageError
-from wan_diloco.storage import read_json, remove_leftovers, sha256_file, write_bytes, write_json, write_text
+from wan_diloco.storage import read_json, remove_leftovers, write_bytes, write_json, write_text
 from wan_diloco.storage.filesystem import ensure_folder, write_all
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"can't write .*nowhere/a: No such file"):
         write_bytes(tmp_path / "nowhere" / "a", b"x")
     with pytest.raises(StorageError, match=r"can't read .*nowhere"):
-        sha256_file(tmp_path / "nowhere")
+        read_json(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"a": 1} x'])
@@ -85,12 +84,6 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a", {"loss": float("nan")})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_sha256_is_the_standard_one(tmp_path: Path) -> None:
-    data = bytes(range(256)) * 5000
-    (tmp_path / "a").write_bytes(data)
-    assert sha256_file(tmp_path / "a") == hashlib.sha256(data).hexdigest()
 
 
 def test_leftovers_are_swept_and_nothing_else(tmp_path: Path) -> None:

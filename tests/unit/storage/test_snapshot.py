@@ -6,18 +6,26 @@ import errno
 import json
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from wan_diloco.errors import CheckpointError, StorageError
-from wan_diloco.storage import Snapshot, keep_last, latest_snapshot, load_snapshot, remove_leftovers, save_snapshot
+from wan_diloco.storage import (
+    Snapshot,
+    keep_last,
+    latest_snapshot,
+    load_snapshot,
+    remove_leftovers,
+    save_snapshot,
+    snapshot,
+    tensor_file,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     import numpy.typing as npt
@@ -60,14 +68,14 @@ def test_changes_during_the_write_do_not_reach_the_snapshot(tmp_path: Path, monk
     mutated = threading.Event()
     started = threading.Event()
 
-    save_file = safetensors.torch.save_file
+    write_all = tensor_file.write_all
 
-    def slow(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def slow(descriptor: int, buffers: list[bytes], offset: int) -> int:
         started.set()
         assert mutated.wait(10)
-        save_file(tensors, path)
+        return write_all(descriptor, buffers, offset)
 
-    monkeypatch.setattr("safetensors.torch.save_file", slow)
+    monkeypatch.setattr(tensor_file, "write_all", slow)
     snapshot = Snapshot.capture({"published": published, "momentum": momentum}, counters)
     writer = threading.Thread(target=snapshot.write, args=(tmp_path, "merge-10"))
     writer.start()
@@ -167,11 +175,11 @@ def test_a_good_snapshot_is_never_replaced_and_a_damaged_one_is(tmp_path: Path) 
 def test_a_full_disk_leaves_earlier_snapshots_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_snapshot(tmp_path, "merge-1", {"x": torch.zeros(1)}, {})
 
-    def full(_: Mapping[str, torch.Tensor], path: Path) -> None:
-        path.write_bytes(b"half")
+    def full(descriptor: int, buffers: list[bytes], offset: int) -> int:
+        os.pwrite(descriptor, b"half", offset)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr(tensor_file, "write_all", full)
     with pytest.raises(StorageError, match=r"can't write .*merge-2: the disk or the quota is full"):
         save_snapshot(tmp_path, "merge-2", {"x": torch.zeros(1)}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["merge-1"]
@@ -194,6 +202,35 @@ def test_keeping_counts_good_snapshots_only(tmp_path: Path) -> None:
     assert keep_last(tmp_path, 2) == []
     with pytest.raises(ValueError, match="at least one"):
         keep_last(tmp_path, 0)
+
+
+def test_what_is_known_to_be_good_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1, 4):
+        save_snapshot(tmp_path, f"merge-{number}", {"x": torch.zeros(1)}, {})
+    read = []
+    file_digest = tensor_file.file_digest
+    monkeypatch.setattr(snapshot, "file_digest", lambda path: read.append(path.parent.name) or file_digest(path))
+    assert keep_last(tmp_path, 2, ["merge-3"]) == ["merge-1"]
+    assert read == ["merge-2"]
+
+
+def test_each_tensor_is_let_go_of_as_soon_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {f"part-{index}": torch.full((1000,), float(index)) for index in range(5)}
+    watched = [weakref.ref(tensor) for tensor in tensors.values()]
+    alive = []
+    write_all = tensor_file.write_all
+
+    def watching(descriptor: int, buffers: list[bytes], offset: int) -> int:
+        alive.append(sum(reference() is not None for reference in watched))
+        return write_all(descriptor, buffers, offset)
+
+    monkeypatch.setattr(tensor_file, "write_all", watching)
+    Snapshot(tensors=tensors, manifest={}).write(tmp_path, "merge-1")
+    # The header, then one tensor less each time.
+    assert alive[0] == 5
+    assert alive[1:] == sorted(alive[1:], reverse=True)
+    assert alive[-1] <= 1
+    assert torch.equal(load_snapshot(tmp_path, "merge-1").tensors["part-3"], torch.full((1000,), 3.0))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "a\n", "x" * 300])
