@@ -38,8 +38,10 @@ from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, Re
 from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
+from wan_diloco.transport.options import ServerLimits
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
-from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT, Assembler, pack
+from wan_diloco.wire.coverage import Coverage
+from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT, pack, unpack
 
 KINDS = ("raw_tcp", "plain", "tls", "plain_default_allocator")
 MIB = 2**20
@@ -49,27 +51,25 @@ MIB = 2**20
 
 
 class Sink:
-    """Checks and puts together what comes, beside the loop as the syncer does, and lets it go."""
+    """Checks and decompresses what comes, beside the loop as the syncer does, and lets it go."""
 
     usable = True
+    stored_bytes = 0
 
     def __init__(self, header: ContributionHeader) -> None:
-        """Take memory."""
-        self._assembler = Assembler(header.codes_bytes, header.scales_bytes)
+        """Nothing came yet."""
+        self._sizes = (header.codes_bytes, header.scales_bytes)
+        self._coverage = Coverage(sum(self._sizes))
 
     @property
     def gap(self) -> tuple[int, int]:
         """What is missing."""
-        return self._assembler.gap
-
-    @property
-    def stored_bytes(self) -> int:
-        """What is there."""
-        return self._assembler.stored_bytes
+        return self._coverage.gap()
 
     async def put(self, message: bytes) -> None:
         """Take a message."""
-        await asyncio.get_running_loop().run_in_executor(None, self._assembler.add, message)
+        for piece in await asyncio.get_running_loop().run_in_executor(None, unpack, message, *self._sizes):
+            self._coverage.add(piece.start, piece.start + piece.raw.size)
 
     def rest(self) -> None:
         """Nothing."""
@@ -173,7 +173,8 @@ async def receive(arguments: argparse.Namespace, secrets: dict[str, str]) -> Non
         credentials = grpc.ssl_server_credentials(
             [pair], root_certificates=secrets["root"].encode(), require_client_auth=True
         )
-    server = GrpcSyncerServer(Receiver(), credentials=credentials)
+    # Nobody says Hello here.
+    server = GrpcSyncerServer(Receiver(), limits=ServerLimits(hello_timeout_s=1e6), credentials=credentials)
     answer(await server.start())
     await each_line(lambda: answer(spent()))
     await server.stop(1.0)
@@ -244,7 +245,8 @@ def child(arguments: argparse.Namespace) -> None:
         problem = keep_freed_memory()
         if problem:
             print(f"the allocator isn't set up: {problem}", file=sys.stderr)
-    secrets = json.loads(sys.stdin.readline())
+    # Unbuffered: what follows on the pipe is for the event loop.
+    secrets = json.loads(sys.stdin.buffer.raw.readline())
     work = send(arguments, secrets, arguments.address) if arguments.address else receive(arguments, secrets)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)

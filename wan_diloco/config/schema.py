@@ -270,7 +270,7 @@ class WireSettings(_Settings):
     zstd: bool = True
     """Whether chunks are compressed where that makes them smaller."""
 
-    chunk_bytes: Size = Field(default=512 * 1024, ge=4 * 1024, le=2 * 1024 * 1024)
+    chunk_bytes: Size = Field(default=1024 * 1024, ge=4 * 1024, le=2 * 1024 * 1024)
     """Payload of one bulk message; gRPC's own limit is 4 MiB, and small messages cost CPU."""
 
 

@@ -12,9 +12,19 @@ from wan_diloco.transport.lifetime import Lifetime
 from wan_diloco.transport.options import ConnectionOptions
 from wan_diloco.transport.outbox import Outbox
 from wan_diloco.transport.pacer import Pacer
-from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, ClientStream, Dialer, Metadata, Method
+from wan_diloco.transport.streams import (
+    SESSION_KEY,
+    STRIPE_KEY,
+    TOKEN_KEY,
+    WINDOW_KEY,
+    ClientStream,
+    Dialer,
+    Metadata,
+    Method,
+)
 from wan_diloco.transport.updating import read_updates
-from wan_diloco.transport.uploading import send_upload
+from wan_diloco.transport.upload_sender import Lanes, UploadSender
+from wan_diloco.transport.window import WindowPlan
 from wan_diloco.wire.convert import decode_syncer, encode_learner
 from wan_diloco.wire.frames import Buffers
 
@@ -43,6 +53,7 @@ class ClientConnection:
         self._lifetime = Lifetime()
         self._closing = False
         self._rtt_s = 0.0
+        self._uploads = 0
         # Whether `messages` is reading right now, and that it has read.
         self._reading = False
         self._read = asyncio.Event()
@@ -140,12 +151,9 @@ class ClientConnection:
             TransportError: The stream broke.
         """
         _opened(self._control)
+        sender = UploadSender(header, frames, self._lanes(frames), self._pacer, self._counters)
         with self._lifetime.bound():
-            stream = self._dialer.call(Method.UPLOAD, self._credentials)
-            try:
-                return await send_upload(stream, header, frames, spread_s, self._pacer, self._counters, unasked=unasked)
-            finally:
-                stream.cancel()
+            return await sender.send(spread_s, unasked=unasked)
 
     async def close(self) -> None:
         """Leave, after the control messages queued so far have left (for a bounded time); idempotent."""
@@ -163,6 +171,21 @@ class ClientConnection:
             await self._dialer.close()
             # A network may hold sockets as long as its calls are held.
             self._control = self._download = None
+
+    def _lanes(self, frames: Frames) -> Lanes:
+        """Where an upload may go: each begins on another channel than the one before."""
+        self._uploads += 1
+        first = self._uploads
+        rate = self._pacer.rate_bytes_per_s
+        number = self._options.channels_for(rate, self._rtt_s)
+        plan = WindowPlan.of(rate, self._rtt_s, len(frames[0]) if frames else 1, number)
+        metadata = {**self._credentials, WINDOW_KEY: str(plan.limit_bytes)}
+
+        def open_lane(lane: int) -> ClientStream:
+            marked = {**metadata, STRIPE_KEY: str(lane)} if lane else metadata
+            return self._dialer.call(Method.UPLOAD, marked, (first + lane) % number)
+
+        return Lanes(open=open_lane, number=number, plan=plan)
 
     async def _next_message(self, control: ClientStream) -> SyncerMessage:
         try:

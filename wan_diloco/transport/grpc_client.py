@@ -1,14 +1,13 @@
 """A learner's end over gRPC.
 
-Control, updates and uploads have channels of their own, each a TCP connection: bulk can't delay control, and
-on a long link one connection's window is less than the link.
+Control, updates and uploads have channels of their own, each a TCP connection: bulk can't delay control. Where one
+connection's window is less than the link, updates and uploads have several.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
 
 import grpc
 import grpc.aio
@@ -25,7 +24,6 @@ __all__ = ["fetch_status", "grpc_connection"]
 
 _RawCall = grpc.aio.StreamStreamCall[bytes, bytes]
 _RawMethod = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
-_UPLOAD_CHANNELS: Final = 2
 
 
 def grpc_connection(
@@ -72,18 +70,16 @@ class _GrpcDialer:
         self._options = channel_options(keepalive)
         self._credentials = credentials
         self._control = self._channel()
-        self._download = self._channel()
-        self._uploads = [self._channel() for _ in range(_UPLOAD_CHANNELS)]
-        self._calls = 0
+        self._bulk: dict[tuple[Method, int], grpc.aio.Channel] = {}
 
     def control(self, outgoing: AsyncIterator[bytes]) -> ClientStream:
         opening: _RawMethod = self._control.stream_stream(Method.CONTROL)
         return _SteadyStream(opening(outgoing))
 
-    def call(self, method: Method, metadata: Metadata) -> ClientStream:
-        self._calls += 1
-        channel = self._download if method is Method.DOWNLOAD else self._uploads[self._calls % _UPLOAD_CHANNELS]
-        opening: _RawMethod = channel.stream_stream(method)
+    def call(self, method: Method, metadata: Metadata, channel: int = 0) -> ClientStream:
+        if (method, channel) not in self._bulk:
+            self._bulk[method, channel] = self._channel()
+        opening: _RawMethod = self._bulk[method, channel].stream_stream(method)
         kind = _SteadyStream if method is Method.DOWNLOAD else _GrpcStream
         return kind(opening(metadata=tuple(metadata.items())))
 
@@ -93,7 +89,7 @@ class _GrpcDialer:
         return grpc.aio.secure_channel(self._address, self._credentials, options=self._options)
 
     async def close(self) -> None:
-        for channel in (self._control, self._download, *self._uploads):
+        for channel in (self._control, *self._bulk.values()):
             await channel.close()
 
 

@@ -10,6 +10,7 @@ import grpc.aio
 
 from wan_diloco.config.addresses import exposed
 from wan_diloco.errors import AuthError, ConfigError, DecodeError, PeerUnavailable, TransportError
+from wan_diloco.protocol.link_plan import CHANNELS_MAX
 from wan_diloco.transport.grpc_common import REASON_KEY, guarded, plain_metadata, server_options
 from wan_diloco.transport.hub import SessionHub
 from wan_diloco.transport.interface import SyncerHandler
@@ -51,8 +52,8 @@ class GrpcSyncerServer:
         self._hub = SessionHub(handler, limits, lambda: secrets.token_hex(16))
         self._server = grpc.aio.server(
             options=server_options(keepalive or Keepalive()),
-            # A control, a download, and the uploads of each session; and a status call or two.
-            maximum_concurrent_rpcs=limits.sessions_max * (limits.uploads_max + 3) + 16,
+            # A control, downloads and uploads of each session, over all their channels; and a status call or two.
+            maximum_concurrent_rpcs=limits.sessions_max * ((limits.uploads_max + 1) * CHANNELS_MAX + 2) + 16,
         )
         self._server.add_generic_rpc_handlers(_handlers(self._hub))
 

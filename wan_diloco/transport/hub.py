@@ -15,8 +15,8 @@ from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.paced_stream import PacedStream
 from wan_diloco.transport.pacer import Total
 from wan_diloco.transport.session import ServerSession
-from wan_diloco.transport.streams import SESSION_KEY, TOKEN_KEY, ServerStream
-from wan_diloco.transport.uploading import Partials, discard_upload, receive_upload
+from wan_diloco.transport.streams import SESSION_KEY, STRIPE_KEY, TOKEN_KEY, ServerStream
+from wan_diloco.transport.uploading import Partials, discard_upload, receive_stripe, receive_upload
 from wan_diloco.wire.convert import encode_status
 
 __all__ = ["SessionHub"]
@@ -98,6 +98,11 @@ class SessionHub:
             DecodeError: It doesn't begin with a header.
         """
         session = self._session_of(stream)
+        if STRIPE_KEY in stream.metadata:
+            with session.lifetime.bound():
+                await stream.accept({})
+                await receive_stripe(PacedStream(stream, session), session, self._limits, session.receiving)
+            return
         if session.uploads >= self._limits.uploads_max:
             detail = f"this session has {self._limits.uploads_max} uploads under way already"
             session.refuse(RefusalReason.TOO_MANY_CALLS, detail)
@@ -110,7 +115,7 @@ class SessionHub:
             with session.lifetime.bound():
                 await stream.accept({})
                 paced = PacedStream(stream, session)
-                await receive_upload(paced, session, self._handler, self._partials, self._limits)
+                await receive_upload(paced, session, self._handler, self._partials, self._limits, session.receiving)
         except DecodeError as problem:
             session.refuse(RefusalReason.GARBAGE, str(problem))
             raise

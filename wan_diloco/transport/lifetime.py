@@ -53,10 +53,11 @@ class Lifetime:
         self._inside[task] = False
         try:
             yield
-        except asyncio.CancelledError as cancelled:
-            # As in asyncio.timeout: ours to translate only if nobody else cancelled the task as well.
+        except (asyncio.CancelledError, TransportError) as ended:
+            # As in asyncio.timeout: ours to translate only if nobody else cancelled the task as well. A group of tasks
+            # in the body may have made an error of what was a cancellation.
             if self._inside[task] and task.uncancel() <= cancelled_before:
-                raise TransportError(self._reason) from cancelled
+                raise TransportError(self._reason) from ended
             raise
         finally:
             del self._inside[task]

@@ -228,7 +228,7 @@ class _MemoryDialer:
         self._network.start(call.pump(outgoing))
         return call
 
-    def call(self, method: Method, metadata: Metadata) -> Call:
+    def call(self, method: Method, metadata: Metadata, channel: int = 0) -> Call:  # noqa: ARG002 - a line has one
         return self._open(method, metadata)
 
     async def close(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from wan_diloco.protocol.link_plan import TcpLimits, channels_needed
+from wan_diloco.transport.kernel import tcp_limits
 
 __all__ = ["ConnectionOptions", "Keepalive", "ServerLimits"]
 
@@ -44,12 +47,29 @@ class ConnectionOptions:
         close_timeout_s: For what is queued to leave when closing.
         outbox_max: Control messages that wait; then the connection counts as lost.
         payload_bytes_max: Of one segment of an update before zstd; f32 of a big fragment must fit.
+        channels: Connections over which an upload or an update may go; 0 for as many as the link needs.
+        downlink_bytes_per_s: Of the line, as far as anybody knows.
+        tcp: What the kernel lets each connection have.
     """
 
     connect_timeout_s: float = 10.0
     close_timeout_s: float = 2.0
     outbox_max: int = 1_024
     payload_bytes_max: int = 8 * 2**30
+    channels: int = 0
+    downlink_bytes_per_s: float | None = None
+    tcp: TcpLimits = field(default_factory=tcp_limits)
+
+    def channels_for(self, rate_bytes_per_s: float | None, rtt_s: float) -> int:
+        """Over how many connections to go.
+
+        Args:
+            rate_bytes_per_s: Of the line in that direction; None if nobody knows.
+            rtt_s: 0 if nobody knows: then it is one.
+        """
+        if rtt_s <= 0:
+            return 1
+        return self.channels or channels_needed(rate_bytes_per_s, rtt_s, self.tcp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from wan_diloco.transport.outbox import Outbox
 from wan_diloco.transport.pacer import Pacer, Total
 from wan_diloco.transport.streams import ServerStream
 from wan_diloco.transport.updating import UpdateQueue
+from wan_diloco.transport.uploading import Uploads
 from wan_diloco.wire.convert import decode_learner, encode_syncer
 
 __all__ = ["ServerSession"]
@@ -65,6 +66,7 @@ class ServerSession:
         # Of the control call alone; it ends when another session needs its place.
         self.presence = Lifetime()
         self.uploads = 0
+        self.receiving: Uploads = {}
         self._hello_timeout_s = limits.hello_timeout_s
         self._greeted = False
         self._stopped = False

@@ -10,11 +10,26 @@ from collections.abc import AsyncIterator, Mapping
 from enum import StrEnum
 from typing import Final, Protocol
 
-__all__ = ["END_MARK", "SESSION_KEY", "TOKEN_KEY", "ClientStream", "Dialer", "Metadata", "Method", "ServerStream"]
+__all__ = [
+    "END_MARK",
+    "SESSION_KEY",
+    "STRIPE_KEY",
+    "TOKEN_KEY",
+    "WINDOW_KEY",
+    "ClientStream",
+    "Dialer",
+    "Metadata",
+    "Method",
+    "ServerStream",
+]
 
 Metadata = Mapping[str, str]
 SESSION_KEY: Final = "wd-session"
 TOKEN_KEY: Final = "wd-token"  # noqa: S105 - the name of a field
+# How many bytes the sender may have unacknowledged; the receiver says how far it has come four times as often.
+WINDOW_KEY: Final = "wd-window"
+# Marks a call that carries a part of what another one of the same session began.
+STRIPE_KEY: Final = "wd-stripe"
 # Says in an upload that what was asked for has been sent.
 END_MARK: Final = b""
 
@@ -109,8 +124,14 @@ class Dialer(Protocol):
         """Open a control call that sends what the iterator gives, and closes its half when that ends."""
         ...
 
-    def call(self, method: Method, metadata: Metadata) -> ClientStream:
-        """Open a bulk call."""
+    def call(self, method: Method, metadata: Metadata, channel: int = 0) -> ClientStream:
+        """Open a bulk call.
+
+        Args:
+            method: Which.
+            metadata: To present.
+            channel: Over which connection of that method's; one that isn't there is opened.
+        """
         ...
 
     async def close(self) -> None:

@@ -51,6 +51,7 @@ class AnswerKind(StrEnum):
     SEND = "send"
     DONE = "done"
     REFUSED = "refused"
+    PROGRESS = "progress"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,13 @@ class UploadAnswer:
 
     Attributes:
         start, end: With SEND: which part of the row of codes and scales is asked for.
+        received_bytes: With PROGRESS: of messages of this call.
     """
 
     kind: AnswerKind
     start: int = 0
     end: int = 0
+    received_bytes: int = 0
 
 
 _ANSWERS = EnumTable(AnswerKind, "KIND", dict(bulk_pb2.UploadAnswer.Kind.items()))
@@ -154,11 +157,21 @@ def _decode(protobuf: type[_Protobuf], convert: Callable[[_Protobuf], _Value], d
 
 def _answer_to(answer: UploadAnswer) -> bulk_pb2.UploadAnswer:
     kind = _ANSWERS.number(answer.kind)
-    return bulk_pb2.UploadAnswer(kind=kind, start=answer.start, end=answer.end)  # type: ignore[arg-type]
+    return bulk_pb2.UploadAnswer(
+        kind=kind,  # type: ignore[arg-type]
+        start=answer.start,
+        end=answer.end,
+        received_bytes=answer.received_bytes,
+    )
 
 
 def _answer_from(answer: bulk_pb2.UploadAnswer) -> UploadAnswer:
-    return UploadAnswer(kind=_ANSWERS.member(answer.kind), start=count(answer.start), end=count(answer.end))
+    return UploadAnswer(
+        kind=_ANSWERS.member(answer.kind),
+        start=count(answer.start),
+        end=count(answer.end),
+        received_bytes=count(answer.received_bytes),
+    )
 
 
 def _status_from(response: admin_pb2.GetStatusResponse) -> dict[str, object]:

@@ -8,8 +8,9 @@ from wan_diloco.errors import DecodeError
 
 __all__ = ["Coverage"]
 
-# Chunks come in order but for the few that are asked for again; more islands than this aren't honest.
-_ISLANDS_MAX = 64
+# Chunks come in order over each connection, and as far apart as what is on its way; more islands than this, twice what
+# the widest window holds, aren't honest.
+_ISLANDS_MAX = 1024
 
 
 class Coverage:

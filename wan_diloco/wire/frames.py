@@ -45,7 +45,7 @@ __all__ = [
     "unpack",
 ]
 
-CHUNK_BYTES_DEFAULT: Final = 512 * 1024
+CHUNK_BYTES_DEFAULT: Final = 2**20
 # With a header or two it stays well below gRPC's default limit of 4 MiB a message.
 CHUNK_BYTES_MAX: Final = 2 * 2**20
 

@@ -47,7 +47,7 @@ def frame(
 def test_a_tensor_larger_than_a_message_arrives_bit_by_bit(size: int, *, zstd: bool) -> None:
     codes = random_bytes(size) & 63
     messages = pack(codes, NOTHING, zstd=zstd)
-    assert max(map(len, messages)) <= CHUNK_BYTES_DEFAULT + 2 * FRAME_HEADER_BYTES < 2**20
+    assert max(map(len, messages)) <= CHUNK_BYTES_DEFAULT + 2 * FRAME_HEADER_BYTES < MESSAGE_BYTES_MAX
     assembler = Assembler(size, 0)
     for message in messages:
         assembler.add(message)
@@ -177,10 +177,10 @@ def test_chunks_that_overlap_in_part_are_refused() -> None:
 
 def test_chunks_scattered_all_over_are_refused() -> None:
     def scatter() -> None:
-        for offset in range(0, 1000, 2):
+        for offset in range(0, 10_000, 2):
             assembler.add(frame(b"a", 1, offset=offset))
 
-    assembler = Assembler(1000, 0)
+    assembler = Assembler(10_000, 0)
     with pytest.raises(DecodeError, match="scattered"):
         scatter()
 

@@ -10,6 +10,20 @@ on calls without serializers, so that no byte is copied into a protobuf field an
                when the syncer can't have any of them yet: on a long link that saves a round trip.
       syncer:  UploadAnswer: REFUSED, or SEND until nothing is missing, then DONE. It reads up to the mark
                in any case: a call that ends while the far end still writes loses its last answer.
+
+    Window. The learner says in the call's metadata (wd-window) how many bytes of messages it may have written that
+    the syncer's application hasn't acknowledged. The syncer says PROGRESS 0 when it wants the contribution, and
+    PROGRESS with the bytes received each quarter of a window, however the bytes are discarded or kept. Without
+    progress for long, the learner breaks the call off, and tries again.
+
+    Stripes. Where one connection's window is less than the link, the learner opens further calls over other
+    connections, marked in their metadata (wd-stripe), once the syncer has said PROGRESS or SEND on the first.
+      learner: the same ContributionHeader; after PROGRESS any messages of what is asked for, each in one call only;
+               the mark.
+      syncer:  PROGRESS 0, PROGRESS as above, and DONE after the mark.
+    The mark on the first call comes when every stripe is DONE, or broken and its unacknowledged messages sent by
+    others. A syncer that knows no such upload in this session ends the stripe's call. Stripes end with the first
+    call. Whatever is lost all the same is asked for by SEND on the first call.
   /wan_diloco.v1.BulkService/Download  one call a session; the learner sends nothing.
       syncer:  UpdateHeader, the messages of its segments in order; the next UpdateHeader, and so on.
 """
@@ -147,6 +161,8 @@ class UploadAnswer(_message.Message):
         """Send the messages that touch [start, end) of the raw codes and scales, in a row."""
         KIND_DONE: UploadAnswer._Kind.ValueType  # 2
         KIND_REFUSED: UploadAnswer._Kind.ValueType  # 3
+        KIND_PROGRESS: UploadAnswer._Kind.ValueType  # 4
+        """The application has come so far; the first one says that the contribution is wanted."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: UploadAnswer.Kind.ValueType  # 0
@@ -154,23 +170,29 @@ class UploadAnswer(_message.Message):
     """Send the messages that touch [start, end) of the raw codes and scales, in a row."""
     KIND_DONE: UploadAnswer.Kind.ValueType  # 2
     KIND_REFUSED: UploadAnswer.Kind.ValueType  # 3
+    KIND_PROGRESS: UploadAnswer.Kind.ValueType  # 4
+    """The application has come so far; the first one says that the contribution is wanted."""
 
     KIND_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     kind: Global___UploadAnswer.Kind.ValueType
     start: _builtins.int
     end: _builtins.int
+    received_bytes: _builtins.int
+    """With KIND_PROGRESS: of all messages of this call, headers of frames included, this header not."""
     def __init__(
         self,
         *,
         kind: Global___UploadAnswer.Kind.ValueType = ...,
         start: _builtins.int = ...,
         end: _builtins.int = ...,
+        received_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "kind", b"kind", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "kind", b"kind", "received_bytes", b"received_bytes", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
