@@ -51,17 +51,18 @@ DOWN = LearnerId("down")
 class Peer(Taker):
     """Answers reports, and sends updates without end to whoever is called so."""
 
-    def __init__(self, group: asyncio.TaskGroup) -> None:
+    def __init__(self, group: asyncio.TaskGroup, cap_bytes_per_s: float) -> None:
         """Pack once."""
         self._group = group
-        self._frames = frames()
+        self._cap_bytes_per_s = cap_bytes_per_s
+        self._frames = frames(cap_bytes_per_s)
 
     def said(self, session: Session, message: LearnerMessage) -> None:
         """See the class."""
         if isinstance(message, Report):
             session.send(Pace(global_step=GlobalStep(message.local_step), anchor=0))
         elif isinstance(message, Hello) and message.learner_id == DOWN:
-            session.set_downlink_rate(CAP_BYTES_PER_S)
+            session.set_downlink_rate(self._cap_bytes_per_s)
             for fragment in range(2):
                 self._group.create_task(self._send(session, fragment))
 
@@ -83,22 +84,22 @@ class Peer(Taker):
                 await session.send_update(header, [self._frames])
 
 
-def frames() -> list[bytes]:
+def frames(cap_bytes_per_s: float) -> list[bytes]:
     """A transfer's messages, as large as the cap lets them be."""
-    return pack(noise(CODES_BYTES), noise(0), chunk_bytes=chunk_bytes_for(CAP_BYTES_PER_S, 2**19), zstd=False)
+    return pack(noise(CODES_BYTES), noise(0), chunk_bytes=chunk_bytes_for(cap_bytes_per_s, 2**19), zstd=False)
 
 
-async def serve(address: str) -> None:
+async def serve(address: str, cap_bytes_per_s: float) -> None:
     """Be the syncer's end until killed."""
     async with asyncio.TaskGroup() as group:
-        server = GrpcSyncerServer(Peer(group), address, insecure=True)
+        server = GrpcSyncerServer(Peer(group, cap_bytes_per_s), address, insecure=True)
         print(await server.start(), flush=True)
         await asyncio.Event().wait()
 
 
-async def send(address: str, direction: str, seconds: float) -> None:
+async def send(address: str, cap_bytes_per_s: float, direction: str, seconds: float) -> None:
     """Be the learner's end: bulk in one direction, and heartbeats, whose round trips are printed."""
-    connection = grpc_connection(address, Pacer(CAP_BYTES_PER_S))
+    connection = grpc_connection(address, Pacer(cap_bytes_per_s))
     await connection.connect()
     connection.send(hello(LearnerId(direction)))
     round_trips_s: list[float] = []
@@ -107,7 +108,7 @@ async def send(address: str, direction: str, seconds: float) -> None:
         if direction == DOWN:
             tasks.append(group.create_task(drain(connection)))
         else:
-            messages = frames()
+            messages = frames(cap_bytes_per_s)
             tasks += [group.create_task(upload(connection, messages, fragment)) for fragment in range(2)]
         await asyncio.sleep(seconds)
         for task in tasks:
@@ -163,31 +164,33 @@ def sample(interface: str, seconds: float) -> None:
 # ---- around the processes ------------------------------------------------------------------------
 
 
-def one(direction: str, seconds: float, *, shaped: bool) -> dict[str, float]:
+def one(direction: str, seconds: float, *, shaped: bool, cap_bytes_per_s: float = CAP_BYTES_PER_S) -> dict[str, float]:
     """One transfer: what the interface of its sender carried, and how the heartbeats did.
 
     Args:
         direction: "up" or "down"; the bulk's.
         seconds: How long.
         shaped: Whether a shaper of the kernel's stands behind our cap, at the same rate.
+        cap_bytes_per_s: Ours.
     """
-    shaper = Shaper(rate_bytes_per_s=CAP_BYTES_PER_S) if shaped else None
+    shaper = Shaper(rate_bytes_per_s=cap_bytes_per_s) if shaped else None
+    cap = str(cap_bytes_per_s)
     with WirePair("wdp", left=shaper, right=shaper) as pair, contextlib.ExitStack() as stack:
         address = f"{pair.right_address}:{PORT}"
-        server = stack.enter_context(role(pair.command(pair.right, *own("serve", address))))
+        server = stack.enter_context(role(pair.command(pair.right, *own("serve", address, cap))))
         assert server.stdout is not None
         server.stdout.readline()
         at = pair.left if direction == "up" else pair.right
-        words = own("send", address, direction, str(SETTLE_S + seconds + TAIL_S))
+        words = own("send", address, cap, direction, str(SETTLE_S + seconds + TAIL_S))
         client = stack.enter_context(role(pair.command(pair.left, *words)))
         threading.Event().wait(SETTLE_S)
         sampler = stack.enter_context(role(pair.command(at, *own("sample", at, str(seconds)))))
         rows = json.loads(sampler.communicate(timeout=seconds + 60)[0])
         round_trips_s = sorted(json.loads(client.communicate(timeout=60)[0]))
     return {
-        "mean_over_cap": rate(rows, 2) / CAP_BYTES_PER_S,
-        "window_over_allowed_max": worst_window(rows),
-        "acknowledgements_over_cap": rate(rows, 3) / CAP_BYTES_PER_S,
+        "mean_over_cap": rate(rows, 2) / cap_bytes_per_s,
+        "window_over_allowed_max": worst_window(rows, Cap.of(cap_bytes_per_s)),
+        "acknowledgements_over_cap": rate(rows, 3) / cap_bytes_per_s,
         "heartbeat_p99_ms": 1000 * round_trips_s[int(0.99 * len(round_trips_s))],
     }
 
@@ -197,9 +200,9 @@ def rate(rows: list[list[float]], column: int) -> float:
     return (rows[-1][column] - rows[0][column]) / (rows[-1][0] - rows[0][0])
 
 
-def worst_window(rows: list[list[float]]) -> float:
+def worst_window(rows: list[list[float]], cap: Cap) -> float:
     """The most of what is allowed that any window carried that is at least WINDOW_S long."""
-    burst_bytes, worst, last = Cap.of(CAP_BYTES_PER_S).burst_bytes, 0.0, 0
+    worst, last = 0.0, 0
     for row in rows:
         while last < len(rows) and rows[last][0] - row[1] < WINDOW_S:
             last += 1
@@ -207,7 +210,7 @@ def worst_window(rows: list[list[float]]) -> float:
             break
         # As long as it can have been.
         window_s = rows[last][1] - row[0]
-        worst = max(worst, (rows[last][2] - row[2]) / (CAP_BYTES_PER_S * window_s + burst_bytes))
+        worst = max(worst, (rows[last][2] - row[2]) / (cap.rate_bytes_per_s * window_s + cap.burst_bytes))
     return worst
 
 
@@ -231,10 +234,10 @@ def main(words: list[str]) -> None:
     """Play a role."""
     keep_freed_memory()
     match words:
-        case ["serve", address]:
-            uvloop.run(serve(address))
-        case ["send", address, direction, seconds]:
-            uvloop.run(send(address, direction, float(seconds)))
+        case ["serve", address, cap]:
+            uvloop.run(serve(address, float(cap)))
+        case ["send", address, cap, direction, seconds]:
+            uvloop.run(send(address, float(cap), direction, float(seconds)))
         case ["sample", interface, seconds]:
             sample(interface, float(seconds))
         case _:

@@ -102,6 +102,21 @@ def test_a_termination_reaches_the_command_which_may_end_in_its_own_way(start: S
     assert guardian.wait(_WITHIN_S) == 143
 
 
+def test_a_hangup_reaches_the_command_and_one_that_knows_nothing_of_it_lives_on(start: Start, tmp_path: Path) -> None:
+    source = """
+        import pathlib, signal, sys, time
+        folder = pathlib.Path(sys.argv[1])
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        signal.signal(signal.SIGHUP, lambda *_: sys.exit(40 + ignored))
+        (folder / "ready").write_text("1\\n")
+        time.sleep(600)
+    """
+    guardian = start(guarded(os.getpid(), python(source, tmp_path)))
+    read_pid(tmp_path / "ready")
+    guardian.send_signal(signal.SIGHUP)
+    assert guardian.wait(_WITHIN_S) == 41
+
+
 def test_what_a_killed_command_leaves_behind_is_killed(start: Start, tmp_path: Path) -> None:
     guardian = start(guarded(os.getpid(), python(FAMILY, tmp_path)))
     child, grandchild = read_pid(tmp_path / "child"), read_pid(tmp_path / "grandchild")

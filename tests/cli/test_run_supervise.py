@@ -131,6 +131,28 @@ def test_the_syncers_end_is_the_end_and_learners_may_finish_by_themselves(stage:
     assert stage.said == []
 
 
+def test_a_reload_reaches_everybody_and_ends_nobody(stage: Stage) -> None:
+    listen = """
+        signal.signal(signal.SIGHUP, lambda *_: (folder / f"{name}.reloaded").touch())
+        (folder / f"{name}.ready").touch()
+    """
+    listen = textwrap.dedent(listen)
+    supervisor = stage.supervisor(LISTEN + listen + LINGER, [listen + LINGER] * 2)
+    names = ("syncer", "r0", "r1")
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.run())
+            await until(lambda: all((stage.folder / f"{name}.ready").exists() for name in names))
+            supervisor.reload()
+            await until(lambda: all((stage.folder / f"{name}.reloaded").exists() for name in names))
+            supervisor.interrupt(signal.SIGTERM)
+            return await task
+
+    assert asyncio.run(asyncio.wait_for(scene(), 60)).exit_code == 143
+    assert [stage.lives(name) for name in names] == [["first"]] * 3
+
+
 def test_learners_start_when_the_syncer_listens(stage: Stage) -> None:
     syncer = "time.sleep(0.3); assert not list(folder.glob('r0.*'))\n" + LISTEN + "wait('r0.lives')"
     assert run(stage.supervisor(syncer, ["pass"])).exit_code == 0

@@ -149,6 +149,7 @@ class Learner:
         self.local_step = 0
         self.incarnation = 0
         self.paces: list[int] = []
+        self.granted_bytes_per_s = 0.0
         self.started = asyncio.Event()
         self.heard: list[SyncerMessage] = []
         self.problem: BaseException | None = None
@@ -229,6 +230,7 @@ class Learner:
                     self.started.set()
                 case Pace():
                     self.paces.append(message.global_step)
+                    self.granted_bytes_per_s = message.rate_bytes_per_s
                 case Pull():
                     self._group.create_task(self._answer(message))
                 case Stop():

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.sources import REPOSITORY
 from tests.support.syncer import close, open_tiny, tiny_config
-from tests.support.syncer_scene import learners
+from tests.support.syncer_scene import learners, until
 from tests.support.text import write_text_corpus
 from wan_diloco.errors import TransportError
 from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
@@ -27,7 +27,8 @@ from pathlib import Path
 from wan_diloco.config import load_config
 from wan_diloco.syncer.main import run_syncer
 folder = Path(sys.argv[1])
-sys.exit(run_syncer(load_config([folder / "given.json"], env={}).config, folder, "--resume" in sys.argv))
+load = lambda: load_config([folder / "given.json"], env={}).config
+sys.exit(run_syncer(load(), folder, "--resume" in sys.argv, load=load))
 """
 
 
@@ -167,6 +168,31 @@ def test_a_run_whose_model_can_not_be_evaluated_says_so_and_tries_again_when_it_
         again = json.loads((tmp_path / "summary.json").read_text())
         assert again["test_nats_per_byte"] > 0
         assert again["wall_s"] == summary["wall_s"], "the time of the run, not of its evaluation"
+
+    asyncio.run(story())
+
+
+def test_a_hangup_changes_rates_and_learners_are_granted_theirs(tmp_path):
+    config = _config(tmp_path, steps=50)
+
+    async def story():
+        async with syncer_process(tmp_path) as process:
+            address = await process.address()
+            async with learners(config, lambda _: grpc_connection(address)) as group:
+                await _train(address, group, 2)
+                assert {learner.granted_bytes_per_s for learner in group} == {0.0}
+                tree = json.loads(config.resolved_json())
+                tree["syncer"]["ingress"] = "80mbit"
+                tree["outer"]["lr"] = 0.5
+                (tmp_path / "given.json").write_text(json.dumps(tree))
+                process.popen.send_signal(signal.SIGHUP)
+                await until(lambda: {learner.granted_bytes_per_s for learner in group} == {5e6})
+                await _train(address, group, 2)
+                log = process.log.read_text()
+                assert "syncer.ingress is 80mbit now, was 0B/s" in log
+                assert "outer.lr differs" in log
+                process.popen.send_signal(signal.SIGTERM)
+                assert await process.exit_code() == 143
 
     asyncio.run(story())
 
