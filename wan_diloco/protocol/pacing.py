@@ -63,9 +63,9 @@ class Cap:
 class TokenBucket:
     """Lets a cap's rate through, and up to its burst at once after a pause.
 
-    Law: the bytes of any window are at most rate * window + max(burst, largest amount), where the rate is the one of
-    each moment and the burst the largest in force. What control takes without waiting is among them, as long as
-    control by itself keeps within rate * window + reserve.
+    Law: the bytes of any window are at most rate * window + burst, where the rate is the one of each moment, the burst
+    the largest in force, and no amount above it. (A larger one leaves on credit, and counts in the burst's place.)
+    What control takes without waiting is among them, as long as control by itself keeps within rate * window + reserve.
 
     Args:
         cap: To begin with.

@@ -62,8 +62,10 @@ def test_a_cap_that_changes_never_lets_more_through_than_its_highest_would(
     amounts: list[int], pauses_s: list[float], rates: list[float], bursts: list[float]
 ) -> None:
     caps = [cap(rate, burst) for rate, burst in zip(rates, bursts, strict=True)]
+    # As the sizes of messages follow the caps.
+    amounts = [min(amount, int(min(bursts))) for amount in amounts]
     found = releases(TokenBucket(caps[0]), amounts, pauses_s, caps)
-    assert worst(found, max(rates)) <= max(*bursts, *amounts) * (1 + 1e-6) + 1e-3
+    assert worst(found, max(rates)) <= max(bursts) * (1 + 1e-6) + 1e-3
 
 
 @given(amounts=AMOUNTS, rate=RATES, burst=BURSTS)

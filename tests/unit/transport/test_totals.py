@@ -14,6 +14,7 @@ from wan_diloco.protocol.messages import Pace, Report
 from wan_diloco.simulation.virtual_loop import run_virtual
 from wan_diloco.transport.memory import Link, MemoryNetwork, MemoryServer
 from wan_diloco.transport.options import ServerLimits
+from wan_diloco.transport.pacer import Pacer
 from wan_diloco.units import GlobalStep, LearnerId, LocalStep
 from wan_diloco.wire.frames import pack
 
@@ -79,7 +80,8 @@ def test_control_does_not_wait_for_the_ingress_and_is_made_room_for() -> None:
         )
         async with MemoryNetwork(link=Link(delay_s=0.01), limits=LIMITS) as network, AsyncExitStack() as stack:
             await begin(network, handler, stack, ingress_bytes_per_s=1e5)
-            connection = network.connection(EAST)
+            # Faster than it is granted, but not so that it takes slow reading for a dead peer.
+            connection = network.connection(EAST, Pacer(4e5))
             await connection.connect()
             connection.send(hello())
             answers = connection.messages()
