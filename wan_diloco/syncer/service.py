@@ -11,6 +11,7 @@ Maths, disk and packing run in executors; transfers and merges are tasks of one 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
@@ -49,7 +50,7 @@ from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import FragmentPublished
 from wan_diloco.syncer.evaluation import Curve
-from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths
+from wan_diloco.syncer.fragments_store import FragmentStore, Maths
 from wan_diloco.syncer.inbox import Inbox
 from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper
@@ -59,7 +60,7 @@ from wan_diloco.syncer.plan import LineRates
 from wan_diloco.syncer.refusals import Refusals
 from wan_diloco.syncer.snapshots import Capture, SnapshotKeeper
 from wan_diloco.syncer.spool import Spool
-from wan_diloco.syncer.updates import Packing, Updates
+from wan_diloco.syncer.updates import Packing, PublishedValue, Updates
 from wan_diloco.syncer.uploads import Offers, store_upload
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.transport.interface import Counters, Session
@@ -71,6 +72,8 @@ _PROGRESS_EVERY_S: Final = 10.0
 _TICK_S: Final = 1.0
 # Between two tries of what failed for a reason that won't be gone at once.
 _RETRY_S: Final = 1.0
+# Whole values packed for one learner at once: one is being sent while the next is made ready.
+_VALUES_PACKED: Final = 2
 # How long learners are given to leave after they were told that the run is over.
 _LEAVE_S: Final = 10.0
 
@@ -132,6 +135,7 @@ class SyncerService:
         )
         self._sessions: dict[SessionId, Session] = {}
         self._names: dict[SessionId, LearnerId] = {}
+        self._value_gates: dict[SessionId, asyncio.Semaphore] = {}
         self._nobody = asyncio.Event()
         self._nobody.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -198,6 +202,7 @@ class SyncerService:
     def connected(self, session: Session) -> None:
         """A learner opened a session."""
         self._sessions[session.session] = session
+        self._value_gates[session.session] = asyncio.Semaphore(_VALUES_PACKED)
         self._nobody.clear()
         self._emit(LearnerConnected(session=session.session))
 
@@ -218,6 +223,7 @@ class SyncerService:
     def disconnected(self, session: Session, reason: str) -> None:
         """The session ended."""
         self._sessions.pop(session.session, None)
+        self._value_gates.pop(session.session, None)
         learner_id = self._names.pop(session.session, None)
         if learner_id is not None:
             self._parts.observer.session_ended(learner_id, session.counters)
@@ -342,7 +348,9 @@ class SyncerService:
                     task.add_done_callback(self._merging.discard)
             case SendUpdate():
                 if not self._stopping and effect.session in self._names:
-                    self._spawn(self._send(effect, self._parts.store.value(effect.header.fragment_id)))
+                    value = self._parts.store.value(effect.header.fragment_id)
+                    published = None if effect.chain else PublishedValue(value.version, value.published_N)
+                    self._spawn(self._send(effect, published))
             case ShowReason():
                 self._parts.observer.reason(effect.topic, effect.text)
             case EndRun():
@@ -355,16 +363,25 @@ class SyncerService:
 
     # ---- beside the loop -------------------------------------------------------------------------
 
-    async def _send(self, effect: SendUpdate, value: FragmentValue) -> None:
-        """Bring an update to a learner; the value is the one of the moment when this was decided."""
+    async def _send(self, effect: SendUpdate, published: PublishedValue | None) -> None:
+        """Bring an update to a learner: a chain of stored ones, or the value of the moment when this was decided."""
+        async with contextlib.AsyncExitStack() as held:
+            if published is not None and (gate := self._value_gates.get(effect.session)) is not None:
+                # A joiner lacks every fragment: packed all at once they would be a whole model for each joiner.
+                await held.enter_async_context(gate)
+            await self._bring(effect, published)
+
+    async def _bring(self, effect: SendUpdate, published: PublishedValue | None) -> None:
         fragment_id = effect.header.fragment_id
-        chunk_bytes = self._rates.chunk_bytes(self._names[effect.session])
+        if (learner_id := self._names.get(effect.session)) is None:
+            return  # it went while this waited
+        chunk_bytes = self._rates.chunk_bytes(learner_id)
         try:
-            if effect.chain:
+            if published is None:
                 segments = await self._updates.chain(fragment_id, effect.chain, chunk_bytes)
             else:
-                assert value.version == effect.header.to_version, f"{value.version} is no {effect.header.to_version}"
-                segments = await self._updates.value(value, fragment_id, chunk_bytes)
+                assert published.version == effect.header.to_version, f"{published.version} is no {effect.header}"
+                segments = await self._updates.value(fragment_id, published, chunk_bytes)
             if (session := self._sessions.get(effect.session)) is not None:
                 await session.send_update(effect.header, segments, effect.spread_s)
             return

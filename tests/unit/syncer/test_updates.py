@@ -11,8 +11,9 @@ from wan_diloco.algorithm.codec import Payload
 from wan_diloco.errors import JournalError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol.events import UpdateSource
+from wan_diloco.syncer import updates
 from wan_diloco.syncer.fragments_store import FragmentStore
-from wan_diloco.syncer.updates import Packing, Updates, frames_bytes
+from wan_diloco.syncer.updates import Packing, PublishedValue, Updates, frames_bytes
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.units import Epoch, FragmentId, Version
 from wan_diloco.wire.frames import Assembler
@@ -99,6 +100,23 @@ def test_what_was_just_merged_is_not_read_at_all_and_older_links_are_not_kept(sc
     assert stored.reads == ["1:3:9", "1:3:9"]
 
 
+def test_what_is_kept_is_bounded_and_what_was_used_last_stays(scene, monkeypatch):
+    _, _, packed = scene
+    monkeypatch.setattr(updates, "_KEPT_BYTES", 1000)
+    for index in range(5):
+        packed.remember(FragmentId(index), Version(Epoch(0), 4), 4096, [bytes(300)])
+        # Asked for all the time, so it outlives younger ones.
+        assert asyncio.run(packed.chain(FIRST, (_source(4),), 4096)) == [[bytes(300)]]
+    assert list(packed._kept._forms) == [(3, 4096), (4, 4096), (0, 4096)]
+    # A newer one takes the place of its predecessor, and two stay whatever they take.
+    packed.remember(FIRST, Version(Epoch(0), 5), 4096, [bytes(5000)])
+    packed.remember(FragmentId(7), Version(Epoch(0), 5), 4096, [bytes(6000)])
+    assert list(packed._kept._forms) == [(0, 4096), (7, 4096)]
+    assert packed._kept.total_bytes == 11_000
+    packed.remember(FragmentId(8), Version(Epoch(0), 5), 4096, [bytes(10)])
+    assert packed._kept.total_bytes == 6010
+
+
 def test_a_publication_that_is_gone_is_an_error_for_all_who_wait(scene):
     _, _, updates = scene
     gone = UpdateSource(
@@ -120,7 +138,7 @@ def test_the_value_is_exact(scene):
     maths, _, updates = scene
     store = FragmentStore.fresh(maths.layout, model_tensors(build_model(tiny_config())))
     value = store.value(FIRST)
-    (frames,) = asyncio.run(updates.value(value, FIRST, 4096))
+    (frames,) = asyncio.run(updates.value(FIRST, PublishedValue(value.version, value.published_N), 4096))
     raw = value.published_N.numpy().tobytes()
     assembler = Assembler(len(raw), 0)
     for frame in frames:
