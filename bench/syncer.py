@@ -108,9 +108,13 @@ def _timed_callbacks(main: Any, into: Path) -> Iterator[None]:
     original = asyncio.events.Handle._run  # noqa: SLF001 - where all callbacks pass
 
     def timed(handle: Any) -> None:
+        callback = handle._callback  # noqa: SLF001
+        owner = getattr(callback, "__self__", None)
+        # Before it runs: afterwards the coroutine is at another place.
+        name = repr(owner.get_coro())[:160] if isinstance(owner, asyncio.Task) else repr(callback)[:160]
         began_s = time.thread_time()
         original(handle)
-        took.append((asyncio.get_running_loop().time(), time.thread_time() - began_s, repr(handle)[:300]))
+        took.append((asyncio.get_running_loop().time(), time.thread_time() - began_s, name))
 
     asyncio.events.Handle._run = timed  # type: ignore[method-assign]  # noqa: SLF001
     main.uvloop.new_event_loop = asyncio.new_event_loop

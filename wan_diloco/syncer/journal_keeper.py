@@ -221,17 +221,19 @@ class JournalKeeper:
         Raises:
             StorageError: The journal can't say what is durable, or is full while we stop; the process must end.
         """
-        left = [serial.dumps(record) for record in records]
-        lines = list(left)
+        lines: list[bytes] = []
+        written = 0
 
         def write() -> None:
-            while left:
-                self.last_tape = self.journal.append(KIND_TAPE, left[0])
-                left.pop(0)
+            nonlocal written
+            lines.extend(serial.dumps(record) for record in records[len(lines) :])
+            for line in lines[written:]:
+                self.last_tape = self.journal.append(KIND_TAPE, line)
+                written += 1
             if durable:
                 self.journal.sync()
 
-        if left or durable:
+        if records or durable:
             self.recording = True
             await self.until_done(lambda: in_executor(self._workers.journal, write))
             self.recording = False

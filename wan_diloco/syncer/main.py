@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,6 +118,10 @@ def run_syncer(
             evaluate=True,
             input_log=input_log,
         )
+        # What is there now stays: to look through it for garbage again and again would hold the loop up for
+        # milliseconds.
+        gc.collect()
+        gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             live = LiveConfig(config, load or (lambda: config), lambda text: _LOG.info("configuration", detail=text))
             exit_code = runner.run(_serve(service, live, run_folder))

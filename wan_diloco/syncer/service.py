@@ -287,7 +287,10 @@ class SyncerService:
         while not self._stopping or self._merging or self._merges.waiting or len(self._inbox):
             await self._inbox.wait(self._timeout_s())
             events = self._inbox.take()
-            lists = [self._handle(event) for event in events]
+            lists = []
+            for event in events:
+                lists.append(self._handle(event))
+                await _let_others_run()
             if self._timeout_s() == 0.0:
                 lists.append(self._handle(TimerFired()))
             await self._carry_out(lists)
@@ -323,6 +326,7 @@ class SyncerService:
         for effects in lists:
             for effect in effects:
                 self._perform(effect)
+            await _let_others_run()
 
     def _perform(self, effect: SyncerEffect) -> None:
         match effect:
@@ -464,3 +468,8 @@ class SyncerService:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _let_others_run() -> None:
+    # With many learners a batch takes milliseconds, and streams on the same loop must not wait for all of it.
+    await asyncio.sleep(0)
