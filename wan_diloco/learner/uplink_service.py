@@ -251,6 +251,7 @@ class UplinkService:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._read_messages(connection))
                     group.create_task(self._read_updates(connection))
+                    group.create_task(connection.maintain())
             finally:
                 self._connection = None
                 self._uploads.stop_sending()

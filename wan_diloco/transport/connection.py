@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Final
 
 from wan_diloco.errors import AuthError, DecodeError, PeerUnavailable, TransportError
 from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, Report, SyncerMessage, UpdateHeader
+from wan_diloco.transport.beside import beside
 from wan_diloco.transport.interface import Counters, Frames
 from wan_diloco.transport.lifetime import Lifetime
 from wan_diloco.transport.options import ConnectionOptions
@@ -22,13 +24,16 @@ from wan_diloco.transport.streams import (
     Metadata,
     Method,
 )
-from wan_diloco.transport.updating import read_updates
+from wan_diloco.transport.update_reader import UpdateReader
 from wan_diloco.transport.upload_sender import Lanes, UploadSender
 from wan_diloco.transport.window import WindowPlan
 from wan_diloco.wire.convert import decode_syncer, encode_learner
 from wan_diloco.wire.frames import Buffers
 
 __all__ = ["ClientConnection"]
+
+# Between two tries of a call that isn't needed, only of use.
+_STRIPE_PAUSE_S: Final = 5.0
 
 
 class ClientConnection:
@@ -54,6 +59,8 @@ class ClientConnection:
         self._closing = False
         self._rtt_s = 0.0
         self._uploads = 0
+        self._measured = asyncio.Event()
+        self._reader = UpdateReader(self._counters, options.payload_bytes_max, pacer.acknowledge)
         # Whether `messages` is reading right now, and that it has read.
         self._reading = False
         self._read = asyncio.Event()
@@ -100,6 +107,7 @@ class ClientConnection:
     def set_round_trip(self, rtt_s: float) -> None:
         """How long a round trip takes; 0 when nobody knows."""
         self._rtt_s = rtt_s
+        self._measured.set()
 
     async def messages(self) -> AsyncIterator[SyncerMessage]:
         """What the syncer says, in order; ends by raising.
@@ -119,9 +127,7 @@ class ClientConnection:
         Raises:
             TransportError: The connection is lost, or was closed by either end.
         """
-        incoming = read_updates(
-            _opened(self._download), self._counters, self._options.payload_bytes_max, self._pacer.acknowledge
-        )
+        incoming = self._reader.updates(_opened(self._download))
         try:
             while True:
                 with self._lifetime.bound():
@@ -132,6 +138,20 @@ class ClientConnection:
         except TransportError as problem:
             self._lose(str(problem))
             raise
+
+    async def maintain(self) -> None:
+        """Keep as many download calls as the link needs, from when a round trip is known; ends by raising.
+
+        Raises:
+            TransportError: The connection is lost, or was closed by either end.
+        """
+        with self._lifetime.bound():
+            # What is open stays open, however the round trip changes: a call more costs nothing.
+            while (stripes := self._downloads - 1) < 1:
+                self._measured.clear()
+                await self._measured.wait()
+            async with beside(*(self._stripe(number + 1) for number in range(stripes))):
+                await asyncio.Event().wait()
 
     async def upload(
         self, header: ContributionHeader, frames: Frames, spread_s: float, *, unasked: bool = False
@@ -171,6 +191,22 @@ class ClientConnection:
             await self._dialer.close()
             # A network may hold sockets as long as its calls are held.
             self._control = self._download = None
+
+    @property
+    def _downloads(self) -> int:
+        """How many download calls the link needs, as far as that is known."""
+        return self._options.channels_for(self._options.downlink_bytes_per_s, self._rtt_s)
+
+    async def _stripe(self, number: int) -> None:
+        """Keep one more download call; without it everything comes over the others."""
+        while True:
+            stream = self._dialer.call(Method.DOWNLOAD, {**self._credentials, STRIPE_KEY: str(number)}, number)
+            try:
+                await self._reader.stripe(stream)
+            except TransportError:
+                await asyncio.sleep(_STRIPE_PAUSE_S)
+            finally:
+                stream.cancel()
 
     def _lanes(self, frames: Frames) -> Lanes:
         """Where an upload may go: each begins on another channel than the one before."""

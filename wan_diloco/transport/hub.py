@@ -132,7 +132,10 @@ class SessionHub:
         session = self._session_of(stream)
         with session.lifetime.bound():
             await stream.accept({})
-            await session.serve_download(stream)
+            if STRIPE_KEY in stream.metadata:
+                await session.serve_download_stripe(stream)
+            else:
+                await session.serve_download(stream)
 
     def set_rates(self, *, ingress_bytes_per_s: float | None, egress_bytes_per_s: float | None) -> None:
         """Cap what all sessions together receive and are sent; see `interface.SyncerServer`."""

@@ -278,6 +278,16 @@ class Connection(Protocol):
         """
         ...
 
+    async def maintain(self) -> None:
+        """See that there are as many calls for updates as the link needs; ends by raising.
+
+        To be run by one task, beside `messages` and `updates`; without it updates come over one call.
+
+        Raises:
+            TransportError: The connection is lost, or was closed by either end.
+        """
+        ...
+
     async def upload(
         self, header: ContributionHeader, frames: Frames, spread_s: float, *, unasked: bool = False
     ) -> bool:

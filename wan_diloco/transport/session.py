@@ -8,6 +8,7 @@ from typing import Final
 
 from wan_diloco.errors import DecodeError, TransportError
 from wan_diloco.protocol.events import SessionId
+from wan_diloco.protocol.link_plan import CHANNELS_MAX
 from wan_diloco.protocol.messages import (
     Goodbye,
     Hello,
@@ -24,7 +25,7 @@ from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.outbox import Outbox
 from wan_diloco.transport.pacer import Pacer, Total
 from wan_diloco.transport.streams import ServerStream
-from wan_diloco.transport.updating import UpdateQueue
+from wan_diloco.transport.update_sender import UpdateQueue
 from wan_diloco.transport.uploading import Uploads
 from wan_diloco.wire.convert import decode_learner, encode_syncer
 
@@ -79,7 +80,7 @@ class ServerSession:
         self._outbox = Outbox(Pace, limits.outbox_max)
         self._updates = UpdateQueue(self._pacer, self._counters, limits.updates_max)
         self._downloading = False
-        self._rtt_s = 0.0
+        self._stripes = 0
         # Why it closes: what is said first counts.
         self._reason: str | None = None
 
@@ -118,7 +119,7 @@ class ServerSession:
 
     def set_round_trip(self, rtt_s: float) -> None:
         """How long a round trip takes; 0 when nobody knows."""
-        self._rtt_s = rtt_s
+        self._updates.rtt_s = rtt_s
 
     def send(self, message: SyncerMessage) -> None:
         """Queue a control message; never blocks."""
@@ -178,9 +179,23 @@ class ServerSession:
             raise TransportError("this session has its download call already")
         self._downloading = True
         try:
-            await self._updates.serve(stream)
+            await self._updates.serve(stream, is_first=True)
         finally:
             self.close("its download stream broke")
+
+    async def serve_download_stripe(self, stream: ServerStream) -> None:
+        """Run another download call, that carries a part of what the first one announces.
+
+        Raises:
+            TransportError: It broke, or there are too many.
+        """
+        if self._stripes >= CHANNELS_MAX - 1:
+            raise TransportError("this session has enough download calls already")
+        self._stripes += 1
+        try:
+            await self._updates.serve(stream, is_first=False)
+        finally:
+            self._stripes -= 1
 
     def end(self, reason: str) -> None:
         """Take along everything that works for this session; idempotent."""

@@ -73,6 +73,11 @@ class Receipts:
         """A message has been dealt with."""
         self._received_bytes += message_bytes
         if self.window_bytes and self._received_bytes - self._said_bytes >= self.window_bytes / _STEPS:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Say it now."""
+        if self._received_bytes > self._said_bytes:
             self._said_bytes = self._received_bytes
             await self._say(self._received_bytes)
 
@@ -99,6 +104,7 @@ class SendWindow(Generic[_What]):
         self._under_way: deque[tuple[int, _What]] = deque()
         self._progress_s = 0.0
         self._ended = False
+        self._owed_bytes = 0
         self._changed = asyncio.Event()
 
     @property
@@ -119,6 +125,11 @@ class SendWindow(Generic[_What]):
         if not was_owed:
             self._progress()
 
+    def flushed(self) -> None:
+        """The far end owes a word on everything that was written so far, without a quarter being full."""
+        self._owed_bytes = self._written_bytes
+        self._progress()
+
     def ended(self) -> None:
         """Everything was written: the far end owes its last word."""
         self._ended = True
@@ -129,14 +140,20 @@ class SendWindow(Generic[_What]):
         self._ended = False
         self.acknowledged(self._written_bytes)
 
-    def acknowledged(self, received_bytes: int) -> None:
-        """The far end's application has that much, counted since the stream's beginning."""
+    def acknowledged(self, received_bytes: int) -> list[_What]:
+        """The far end's application has that much, counted since the stream's beginning.
+
+        Returns:
+            What has arrived by that.
+        """
+        arrived: list[_What] = []
         if received_bytes <= self._acknowledged_bytes:
-            return
+            return arrived
         self._acknowledged_bytes = min(received_bytes, self._written_bytes)
         while self._under_way and self._under_way[0][0] <= self._acknowledged_bytes:
-            self._under_way.popleft()
+            arrived.append(self._under_way.popleft()[1])
         self._progress()
+        return arrived
 
     async def watch(self) -> None:
         """Wait for as long as the far end says what it owes.
@@ -158,7 +175,8 @@ class SendWindow(Generic[_What]):
 
     @property
     def _is_owed(self) -> bool:
-        return self._ended or self._open_bytes >= max(1, self.plan.limit_bytes / _STEPS)
+        is_flushed = self._acknowledged_bytes < self._owed_bytes
+        return self._ended or is_flushed or self._open_bytes >= max(1, self.plan.limit_bytes / _STEPS)
 
     def _progress(self) -> None:
         self._progress_s = _now_s()
@@ -169,11 +187,8 @@ class SendWindow(Generic[_What]):
         return self._written_bytes - self._acknowledged_bytes
 
     async def _change(self) -> None:
-        # Each waits for its own: one that clears the event must not make another miss it.
-        changed = self._changed
-        if changed.is_set():
-            changed = self._changed = asyncio.Event()
-        await changed.wait()
+        self._changed.clear()
+        await self._changed.wait()
 
 
 def _now_s() -> float:

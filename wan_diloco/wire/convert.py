@@ -26,19 +26,23 @@ from wan_diloco.wire.syncer_messages import syncer_message_from, syncer_message_
 
 __all__ = [
     "AnswerKind",
+    "DownloadItem",
+    "UpdatePart",
     "UploadAnswer",
     "decode_answer",
     "decode_contribution",
+    "decode_download",
     "decode_learner",
+    "decode_progress",
     "decode_status",
     "decode_syncer",
-    "decode_update",
     "encode_answer",
     "encode_contribution",
+    "encode_download",
     "encode_learner",
+    "encode_progress",
     "encode_status",
     "encode_syncer",
-    "encode_update",
 ]
 
 _Value = TypeVar("_Value")
@@ -67,6 +71,36 @@ class UploadAnswer:
     start: int = 0
     end: int = 0
     received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatePart:
+    """What the next messages of a download call are.
+
+    Attributes:
+        update: Of those that were announced in this session, counted from 1.
+        segment: Of that update, counted from 0.
+        messages: How many.
+        window_bytes: How many the sender may have unacknowledged on this call.
+    """
+
+    update: int
+    segment: int
+    messages: int
+    window_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadItem:
+    """What a syncer says on a download call.
+
+    Attributes:
+        update: An update is announced.
+        part: Messages follow.
+    """
+
+    update: UpdateHeader | None = None
+    part: UpdatePart | None = None
 
 
 _ANSWERS = EnumTable(AnswerKind, "KIND", dict(bulk_pb2.UploadAnswer.Kind.items()))
@@ -102,14 +136,24 @@ def decode_contribution(data: bytes) -> ContributionHeader:
     return _decode(bulk_pb2.ContributionHeader, contribution_from, data)
 
 
-def encode_update(header: UpdateHeader) -> bytes:
+def encode_download(item: DownloadItem) -> bytes:
     """Raises: LocalProtocolError: It can't be said."""
-    return _encode(update_to, header)
+    return _encode(_download_to, item)
 
 
-def decode_update(data: bytes) -> UpdateHeader:
+def decode_download(data: bytes) -> DownloadItem:
     """Raises: DecodeError: It isn't one."""
-    return _decode(bulk_pb2.UpdateHeader, update_from, data)
+    return _decode(bulk_pb2.DownloadItem, _download_from, data)
+
+
+def encode_progress(received_bytes: int) -> bytes:
+    """How far a learner has come with a download call. Raises: LocalProtocolError: It can't be said."""
+    return _encode(lambda found: bulk_pb2.DownloadProgress(received_bytes=found), received_bytes)
+
+
+def decode_progress(data: bytes) -> int:
+    """Raises: DecodeError: It isn't one."""
+    return _decode(bulk_pb2.DownloadProgress, lambda found: count(found.received_bytes), data)
 
 
 def encode_answer(answer: UploadAnswer) -> bytes:
@@ -153,6 +197,33 @@ def _decode(protobuf: type[_Protobuf], convert: Callable[[_Protobuf], _Value], d
         raise DecodeError("garbage", f"no {protobuf.DESCRIPTOR.name}: {problem}") from problem
     except ValueError as problem:
         raise DecodeError("makes_no_sense", str(problem)) from problem
+
+
+def _download_to(item: DownloadItem) -> bulk_pb2.DownloadItem:
+    part = item.part
+    return bulk_pb2.DownloadItem(
+        update=None if item.update is None else update_to(item.update),
+        part=None
+        if part is None
+        else bulk_pb2.UpdatePart(
+            update=part.update, segment=part.segment, messages=part.messages, window_bytes=part.window_bytes
+        ),
+    )
+
+
+def _download_from(item: bulk_pb2.DownloadItem) -> DownloadItem:
+    part = item.part
+    return DownloadItem(
+        update=update_from(item.update) if item.HasField("update") else None,
+        part=UpdatePart(
+            update=count(part.update),
+            segment=count(part.segment),
+            messages=count(part.messages),
+            window_bytes=count(part.window_bytes),
+        )
+        if item.HasField("part")
+        else None,
+    )
 
 
 def _answer_to(answer: UploadAnswer) -> bulk_pb2.UploadAnswer:

@@ -14,16 +14,17 @@ from tests.support.transport import same
 from wan_diloco.errors import DecodeError
 from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, SyncerMessage, UpdateHeader
 from wan_diloco.wire.convert import (
+    DownloadItem,
     decode_answer,
     decode_contribution,
+    decode_download,
     decode_learner,
     decode_status,
     decode_syncer,
-    decode_update,
     encode_contribution,
+    encode_download,
     encode_learner,
     encode_syncer,
-    encode_update,
 )
 from wan_diloco.wire.frames import Assembler, Buffers, pack
 
@@ -32,7 +33,7 @@ DECODERS: list[Callable[[bytes], object]] = [
     decode_learner,
     decode_syncer,
     decode_contribution,
-    decode_update,
+    decode_download,
     decode_answer,
     decode_status,
 ]
@@ -84,7 +85,7 @@ SAID: list[tuple[st.SearchStrategy[Any], Callable[[Any], bytes], Callable[[bytes
     (LEARNER, encode_learner, decode_learner),
     (SYNCER, encode_syncer, decode_syncer),
     (instances(ContributionHeader), encode_contribution, decode_contribution),
-    (instances(UpdateHeader), encode_update, decode_update),
+    (instances(DownloadItem), encode_download, decode_download),
 ]
 
 

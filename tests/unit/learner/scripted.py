@@ -80,6 +80,9 @@ class ScriptedConnection:
             yield message
         raise TransportError("the line is cut")
 
+    async def maintain(self) -> None:
+        await asyncio.Event().wait()
+
     async def updates(self) -> AsyncIterator[tuple[UpdateHeader, list[Buffers]]]:
         while True:
             yield await self.arriving.get()

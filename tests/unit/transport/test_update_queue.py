@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.transport import random_buffers, update
+from wan_diloco.errors import TransportError
 from wan_diloco.simulation.virtual_loop import run_virtual
 from wan_diloco.transport.interface import Counters
 from wan_diloco.transport.pacer import Pacer
-from wan_diloco.transport.updating import UpdateQueue
+from wan_diloco.transport.update_sender import UpdateQueue
 from wan_diloco.wire.frames import pack
 
 CHUNK = 10_000
@@ -23,6 +24,10 @@ class Wire:
 
     def __init__(self) -> None:
         self.left: list[tuple[float, int]] = []
+
+    async def read(self) -> bytes:
+        await asyncio.Event().wait()
+        return b""
 
     async def write(self, message: bytes) -> None:
         self.left.append((asyncio.get_running_loop().time(), len(message)))
@@ -35,7 +40,7 @@ class Scene:
         self.wire = Wire()
         self.queue = UpdateQueue(pacer or Pacer(), Counters(), 100)
         self.group = group
-        group.create_task(self.queue.serve(self.wire))  # type: ignore[arg-type]  # it only writes
+        group.create_task(self.queue.serve(self.wire, is_first=True))  # type: ignore[arg-type]  # it only reads and writes
 
     def send(self, chunks: int, spread_s: float) -> asyncio.Task[None]:
         buffers = random_buffers(chunks * CHUNK, 0)
@@ -107,10 +112,11 @@ def test_the_end_of_a_session_is_not_waited_for() -> None:
     async def story() -> None:
         async with asyncio.TaskGroup() as group:
             scene = Scene(group)
-            sending = scene.send(10, 100.0)
-            await asyncio.sleep(1.0)
-            scene.queue.end("gone")
-            await asyncio.wait([sending])
+            buffers = random_buffers(10 * CHUNK, 0)
+            frames = pack(buffers.codes, buffers.scales, chunk_bytes=CHUNK)
+            asyncio.get_running_loop().call_later(1.0, scene.queue.end, "gone")
+            with pytest.raises(TransportError, match="gone"):
+                await scene.queue.send(update((10 * CHUNK, 0)), [frames], 100.0)
             assert asyncio.get_running_loop().time() < 2.0
 
     run(story())

@@ -13,16 +13,20 @@ from wan_diloco.errors import DecodeError, LocalProtocolError
 from wan_diloco.protocol.messages import RefusalReason, Refused, Report, Start, Stop, Welcome
 from wan_diloco.units import Epoch, GlobalStep, Incarnation, LocalStep, Term
 from wan_diloco.wire.convert import (
+    DownloadItem,
+    UpdatePart,
     decode_contribution,
+    decode_download,
     decode_learner,
+    decode_progress,
     decode_status,
     decode_syncer,
-    decode_update,
     encode_contribution,
+    encode_download,
     encode_learner,
+    encode_progress,
     encode_status,
     encode_syncer,
-    encode_update,
 )
 from wan_diloco.wire.generated import admin_pb2, bulk_pb2, control_pb2
 from wan_diloco.wire.limits import MESSAGE_BYTES_MAX
@@ -38,7 +42,10 @@ def test_counters_beyond_32_bits_survive() -> None:
     assert decode_learner(encode_learner(report(2.0))) == report(2.0)
     header = replace(contribution(2**40, 2**33), tokens_lo=BIG, tokens_hi=2 * BIG, unit_hi=2**62)
     assert decode_contribution(encode_contribution(header)) == header
-    assert decode_update(encode_update(update((2**40, 2**33)))) == update((2**40, 2**33))
+    part = UpdatePart(update=2**40, segment=1, messages=2**40, window_bytes=2**50)
+    item = DownloadItem(update=update((2**40, 2**33)), part=part)
+    assert decode_download(encode_download(item)) == item
+    assert decode_progress(encode_progress(2**50)) == 2**50
 
 
 def test_no_counter_of_the_contract_has_less_than_64_bits() -> None:
@@ -139,7 +146,7 @@ def test_what_a_learner_must_not_say_is_refused_with_its_reason(data: bytes, rea
 )
 def test_what_an_update_must_not_be_is_refused_with_its_reason(data: bytes, reason: str) -> None:
     with pytest.raises(DecodeError) as caught:
-        decode_update(data)
+        decode_download(bulk_pb2.DownloadItem(update=bulk_pb2.UpdateHeader.FromString(data)).SerializeToString())
     assert caught.value.reason == reason
 
 

@@ -24,8 +24,18 @@ on calls without serializers, so that no byte is copied into a protobuf field an
     The mark on the first call comes when every stripe is DONE, or broken and its unacknowledged messages sent by
     others. A syncer that knows no such upload in this session ends the stripe's call. Stripes end with the first
     call. Whatever is lost all the same is asked for by SEND on the first call.
-  /wan_diloco.v1.BulkService/Download  one call a session; the learner sends nothing.
-      syncer:  UpdateHeader, the messages of its segments in order; the next UpdateHeader, and so on.
+  /wan_diloco.v1.BulkService/Download  one call a session, both ways a stream of raw messages.
+      syncer:  DownloadItem: announces an update, says which messages follow, or both; then those messages; the
+               next DownloadItem, and so on. Updates are announced in order; their parts may come in any.
+      learner: DownloadProgress each quarter of the window that the last DownloadItem told.
+
+    Without progress for long, the syncer ends the session.
+
+    Stripes. Where one connection's window is less than the link, the learner opens further calls over other
+    connections, marked in their metadata (wd-stripe). On them come parts of what was announced on the first call,
+    which may be a little later; nothing is announced there. The learner says how far it has come after each part. A stripe may break without harm: what wasn't
+    acknowledged on it comes again on another call, and what came twice changes nothing. The first call may not:
+    its end is the session's.
 """
 
 from collections import abc as _abc
@@ -294,3 +304,81 @@ class UpdateHeader(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateHeader: _TypeAlias = UpdateHeader  # noqa: Y015
+
+@_typing.final
+class UpdatePart(_message.Message):
+    """What the next messages of a download call are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_FIELD_NUMBER: _builtins.int
+    SEGMENT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    WINDOW_BYTES_FIELD_NUMBER: _builtins.int
+    update: _builtins.int
+    """Of those announced in this session, counted from 1."""
+    segment: _builtins.int
+    """Of that update, counted from 0."""
+    messages: _builtins.int
+    """How many messages follow."""
+    window_bytes: _builtins.int
+    """How many bytes of messages the syncer may have unacknowledged on this call."""
+    def __init__(
+        self,
+        *,
+        update: _builtins.int = ...,
+        segment: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        window_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "segment", b"segment", "update", b"update", "window_bytes", b"window_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdatePart: _TypeAlias = UpdatePart  # noqa: Y015
+
+@_typing.final
+class DownloadItem(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def update(self) -> Global___UpdateHeader: ...
+    @_builtins.property
+    def part(self) -> Global___UpdatePart: ...
+    def __init__(
+        self,
+        *,
+        update: Global___UpdateHeader | None = ...,
+        part: Global___UpdatePart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DownloadItem: _TypeAlias = DownloadItem  # noqa: Y015
+
+@_typing.final
+class DownloadProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    received_bytes: _builtins.int
+    """Of all messages of this call, headers of frames included, items not."""
+    def __init__(
+        self,
+        *,
+        received_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_bytes", b"received_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DownloadProgress: _TypeAlias = DownloadProgress  # noqa: Y015
