@@ -19,6 +19,7 @@ __all__ = ["Receipts", "SendWindow", "WindowPlan"]
 
 _What = TypeVar("_What")
 _STEPS: Final = 4
+_SAY_EVERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class WindowPlan:
 class Receipts:
     """The far end of a `SendWindow`: says how far the receiving application has come, four times a window.
 
+    And each second, on a link that takes longer for a quarter: it is slow, but no deadline must take it for dead.
+
     Args:
         window_bytes: The sender's; 0 if it wants to hear nothing.
         say: Sends how much has come since the stream's beginning.
@@ -63,6 +66,7 @@ class Receipts:
         self.window_bytes = window_bytes
         self._say = say
         self._received_bytes = self._said_bytes = 0
+        self._said_s = _now_s()
 
     async def set_window(self, window_bytes: int) -> None:
         """The sender's window is another from now on; what is due by it is said at once."""
@@ -72,11 +76,14 @@ class Receipts:
     async def took(self, message_bytes: int) -> None:
         """A message has been dealt with."""
         self._received_bytes += message_bytes
-        if self.window_bytes and self._received_bytes - self._said_bytes >= self.window_bytes / _STEPS:
+        is_due = _now_s() - self._said_s >= _SAY_EVERY_S
+        is_full = self._received_bytes - self._said_bytes >= self.window_bytes / _STEPS
+        if self.window_bytes and (is_full or is_due):
             await self.flush()
 
     async def flush(self) -> None:
         """Say it now."""
+        self._said_s = _now_s()
         if self._received_bytes > self._said_bytes:
             self._said_bytes = self._received_bytes
             await self._say(self._received_bytes)

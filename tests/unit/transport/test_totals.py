@@ -12,6 +12,7 @@ import pytest
 from tests.support.transport import EAST, RecordingHandler, contribution, hello, random_buffers, update
 from wan_diloco.protocol.messages import Pace, Report
 from wan_diloco.simulation.virtual_loop import run_virtual
+from wan_diloco.transport.connection import ClientConnection
 from wan_diloco.transport.memory import Link, MemoryNetwork, MemoryServer
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.pacer import Pacer
@@ -109,14 +110,20 @@ def test_control_does_not_wait_for_the_ingress_and_is_made_room_for() -> None:
     run(story())
 
 
+async def read(connection: ClientConnection) -> None:
+    async for _ in connection.updates():
+        pass
+
+
 def test_a_session_that_reads_slowly_takes_nothing_of_the_egress_from_another() -> None:
     async def story() -> None:
         handler, ends_s = RecordingHandler(), list[float]()
         async with MemoryNetwork(link=Link(delay_s=0.01), limits=LIMITS) as network, AsyncExitStack() as stack:
             server = await begin(network, handler, stack, egress_bytes_per_s=1e6)
             network.set_link(WEST, Link(delay_s=0.01, downlink_bytes_per_s=1e4))
-            for name in (WEST, EAST):
-                await network.connection(name).connect()
+            connections = [network.connection(name) for name in (WEST, EAST)]
+            for connection in connections:
+                await connection.connect()
             slow, quick = handler.sessions
 
             async def send() -> None:
@@ -124,6 +131,7 @@ def test_a_session_that_reads_slowly_takes_nothing_of_the_egress_from_another() 
                 ends_s.append(now_s())
 
             async with asyncio.TaskGroup() as group:
+                reading = [group.create_task(read(connection)) for connection in connections]
                 greedy = [group.create_task(slow.send_update(update((SIZE, 0)), [frames(SIZE)])) for _ in range(3)]
                 await send()
                 # What the slow one's link doesn't take, it doesn't ask for.
@@ -132,7 +140,7 @@ def test_a_session_that_reads_slowly_takes_nothing_of_the_egress_from_another() 
                 began_s = now_s()
                 await send()
                 assert now_s() == pytest.approx(began_s, abs=0.1), "a cap that is lifted counts at once"
-                for task in greedy:
+                for task in (*greedy, *reading):
                     task.cancel()
 
     run(story())

@@ -129,6 +129,10 @@ def test_receipts_come_four_times_a_window_or_never() -> None:
         assert len(said) == 3
         await receipts.set_window(40)
         assert said[3:] == [100], "a smaller window makes it due"
+        await receipts.took(1)
+        await asyncio.sleep(1.0)
+        await receipts.took(1)
+        assert said[4:] == [102], "a slow link isn't a dead one"
 
     run_virtual(main())
 
