@@ -102,13 +102,15 @@ def test_a_termination_reaches_the_command_which_may_end_in_its_own_way(start: S
     assert guardian.wait(_WITHIN_S) == 143
 
 
-def test_a_hangup_reaches_the_command_and_one_that_knows_nothing_of_it_lives_on(start: Start, tmp_path: Path) -> None:
+def test_a_hangup_waits_until_the_command_can_take_it(start: Start, tmp_path: Path) -> None:
     source = """
         import pathlib, signal, sys, time
         folder = pathlib.Path(sys.argv[1])
-        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        signal.signal(signal.SIGHUP, lambda *_: sys.exit(40 + ignored))
         (folder / "ready").write_text("1\\n")
+        while signal.SIGHUP not in signal.sigpending():
+            time.sleep(0.01)
+        signal.signal(signal.SIGHUP, lambda *_: sys.exit(41))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         time.sleep(600)
     """
     guardian = start(guarded(os.getpid(), python(source, tmp_path)))

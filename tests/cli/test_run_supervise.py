@@ -134,6 +134,7 @@ def test_the_syncers_end_is_the_end_and_learners_may_finish_by_themselves(stage:
 def test_a_reload_reaches_everybody_and_ends_nobody(stage: Stage) -> None:
     listen = """
         signal.signal(signal.SIGHUP, lambda *_: (folder / f"{name}.reloaded").touch())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         (folder / f"{name}.ready").touch()
     """
     listen = textwrap.dedent(listen)

@@ -73,9 +73,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 def _become(command: list[str], guardian_pid: int) -> NoReturn:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It asks to read the configuration again; before the command can do that it has just read it.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    # It asks to read the configuration again: it waits until the command can do so, and neither ends it nor is lost.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGHUP])
     # The guardian may have died before the kernel was told what to do then.
     if os.getppid() == guardian_pid:
         with contextlib.suppress(OSError):

@@ -75,6 +75,8 @@ def stop_signals() -> Iterator[StopSignals]:
     handlers = {number: signal.signal(number, signals.handle) for number in _SIGNALS}
     # The interpreter writes a byte here from within the signal: so a select returns, whenever it was begun.
     wakeup_before = signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+    # Who started us may have it wait until now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     try:
         yield signals
     finally:

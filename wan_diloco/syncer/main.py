@@ -18,8 +18,8 @@ import uvloop
 
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
-from wan_diloco.config import LiveConfig, RunConfig
-from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, StorageError, WanDilocoError
+from wan_diloco.config import LiveConfig, RunConfig, adopt_rates, load_config
+from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, ConfigError, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine
@@ -102,7 +102,7 @@ def run_syncer(
         held.callback(restored.journal.close)
         # The evaluator and whoever looks at the run later read it. Not before the folder is ours: the learners of a
         # run that lives read it too, whenever they are started again.
-        write_text(run_folder / "config.json", config.resolved_json())
+        _write_config(run_folder / "config.json", config)
         withdraw_interim(run_folder)
         metrics = held.enter_context(MetricsWriter(run_folder / METRICS_FILE, clock))
         workers = Workers.threads(config.syncer.threads)
@@ -127,6 +127,19 @@ def run_syncer(
             exit_code = runner.run(_serve(service, live, run_folder))
         _conclude(service, metrics, run_folder, clock.now_s())
         return exit_code
+
+
+def _write_config(path: Path, config: RunConfig) -> None:
+    """Write the configuration, unless the one that is there differs in rates alone.
+
+    Whoever supervises us may have changed those since we read them, and told us by a signal that is still to come.
+    """
+    try:
+        is_there = not adopt_rates(config, load_config([path], env={}).config).ignored
+    except ConfigError:
+        is_there = False
+    if not is_there:
+        write_text(path, config.resolved_json())
 
 
 def build_service(
@@ -255,6 +268,8 @@ async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path) -> 
     for number in _EXIT_CODES:
         asyncio.get_running_loop().add_signal_handler(number, drain, number)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: obey() if live.reload() else None)
+    # Who started us may have it wait until now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     address = run_folder / "address"
     write_text(address, await server.start())
     try:
