@@ -273,6 +273,9 @@ class WireSettings(_Settings):
     chunk_bytes: Size = Field(default=1024 * 1024, ge=4 * 1024, le=2 * 1024 * 1024)
     """Payload of one bulk message; gRPC's own limit is 4 MiB, and small messages cost CPU."""
 
+    channels: int = Field(default=0, ge=0, le=8)
+    """Connections over which a transfer may go; 0 for as many as rate, round trip and the kernel's buffers ask for."""
+
 
 class SyncerSettings(_Settings):
     """`[syncer]`: the merging service."""
@@ -334,6 +337,9 @@ class RegionSettings(_Settings):
 
     step_time_min_s: Duration = Field(default=0.0, ge=0.0, le=_DAY_S, alias="step_time_min")
     """Each step is stretched to at least this: emulates slower hardware."""
+
+    channels: int = Field(default=0, ge=0, le=8)
+    """Connections over which this region's transfers may go; 0 for what `wire.channels` says."""
 
     address: str = ""
     """Where this region finds the syncer; empty means the address that the syncer listens on."""
@@ -404,7 +410,7 @@ class RunConfig(_Settings):
     def agreement(self) -> tuple[tuple[str, str], ...]:
         """What learners and syncer must share, as sorted (key, canonical JSON) pairs; compared at Hello.
 
-        Addresses, rates, folders, ranks and evaluation are each side's own affair. Of the data only the kind
+        Addresses, rates, channels, folders, ranks and evaluation are each side's own affair. Of the data only the kind
         of source counts: `text:` paths differ between machines.
         """
         written = self.model_dump(mode="json", by_alias=True)
@@ -412,6 +418,7 @@ class RunConfig(_Settings):
             f"{section}.{key}": value
             for section in ("model", "inner", "outer", "sync", "wire")
             for key, value in written[section].items()
+            if (section, key) != ("wire", "channels")
         }
         shared |= {f"run.{key}": written["run"][key] for key in ("name", "seed", "tokens")}
         shared |= {"data.source": self.data.source.partition(":")[0], "data.split": self.data.split}

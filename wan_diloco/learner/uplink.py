@@ -33,6 +33,7 @@ from wan_diloco.protocol import serial
 from wan_diloco.telemetry import ChangeLogger, configure_logging, get_logger
 from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
+from wan_diloco.transport.options import ConnectionOptions
 from wan_diloco.transport.pacer import Pacer
 
 if TYPE_CHECKING:
@@ -96,8 +97,12 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
     pacer = Pacer()
     rate = UplinkRate(pacer, region.uplink_bytes_per_s)
 
+    options = ConnectionOptions(
+        channels=region.channels or config.wire.channels, downlink_bytes_per_s=region.downlink_bytes_per_s
+    )
+
     def connect() -> Connection:
-        return grpc_connection(syncer_address(start, config), pacer)
+        return grpc_connection(syncer_address(start, config), pacer, options=options)
 
     with ThreadPoolExecutor(1, thread_name_prefix="maths") as worker:
         service = UplinkService(
