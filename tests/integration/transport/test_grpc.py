@@ -168,16 +168,25 @@ def test_garbage_ends_its_own_call_only() -> None:
     run(main)
 
 
-def test_a_link_that_goes_silent_while_writing_is_noticed_by_both_ends_and_the_upload_goes_on_after() -> None:
+@pytest.mark.parametrize(
+    ("keepalive", "channels"),
+    [(QUICK, 1), (QUICK, 3), pytest.param(Keepalive(time_s=5.0, timeout_s=5.0), 3, marks=pytest.mark.slow)],
+)
+def test_a_link_that_goes_silent_while_writing_is_noticed_by_both_ends_and_the_upload_goes_on_after(
+    keepalive: Keepalive, channels: int
+) -> None:
+    options = ConnectionOptions(channels=channels)
+
     async def main(servers: Servers) -> None:
         handler = RecordingHandler()
-        address = await servers.start(handler, keepalive=QUICK)
+        address = await servers.start(handler, keepalive=keepalive)
         buffers = random_buffers(8_000_000, 0)
         frames = pack(buffers.codes, buffers.scales, chunk_bytes=100_000)
         header = contribution(8_000_000, 0)
         async with StallingProxy(address) as proxy:
-            connection = grpc_connection(proxy.address, keepalive=QUICK)
+            connection = grpc_connection(proxy.address, keepalive=keepalive, options=options)
             await within(connection.connect())
+            connection.set_round_trip(0.05)
             # Spread, so that it is in the middle when the link dies; then it writes hard.
             async with asyncio.TaskGroup() as group:
                 uploading = group.create_task(fails(connection.upload(header, frames, 4.0)))
@@ -190,8 +199,9 @@ def test_a_link_that_goes_silent_while_writing_is_noticed_by_both_ends_and_the_u
                 await within(handler.until(lambda: bool(handler.ended)), 20.0)
             await connection.close()
             proxy.resume()
-            again = grpc_connection(proxy.address, keepalive=QUICK)
-            await within(again.connect())
+            again = grpc_connection(proxy.address, keepalive=keepalive, options=options)
+            await within(again.connect(), 10.0)
+            again.set_round_trip(0.05)
             assert await within(again.upload(header, frames, 0.0))
             assert again.counters.uplink_bytes < 7_500_000
             ((_, payload, _),) = handler.complete
