@@ -149,31 +149,31 @@ def run_case(*, learners: int, zstd: bool, quick: bool, callbacks: bool = False,
             command += ["--callbacks", str(folder / "callbacks.json")]
         with (folder / "log").open("w") as log:
             syncer = subprocess.Popen(command, stdout=log, stderr=log)
+            # Both take long to begin, so they do it side by side.
+            learning = subprocess.Popen(
+                [sys.executable, str(ROOT / "bench" / "synthetic.py"), str(config)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
             try:
-                address = _address(syncer, folder)
-                rounds = max(12, (96 if quick else 192) // learners)
                 task = {
-                    "config": str(config),
-                    "address": address,
+                    "address": _address(syncer, folder),
                     "pid": int((folder / "run" / "pid").read_text()),
                     "warm_up_rounds": 24,
-                    "rounds": rounds,
+                    "rounds": max(12, (96 if quick else 192) // learners),
                 }
-                done = subprocess.run(
-                    [sys.executable, str(ROOT / "bench" / "synthetic.py")],
-                    input=json.dumps(task) + "\n",
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
-                if done.returncode != 0:
-                    raise RuntimeError(f"{done.stderr[-2000:]}\n{(folder / 'log').read_text()[-2000:]}")
+                answer, _ = learning.communicate(json.dumps(task) + "\n")
+                if learning.returncode != 0:
+                    raise RuntimeError((folder / "log").read_text()[-4000:])
             finally:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     # Not the profiler that it may run under.
                     os.kill(int((folder / "run" / "pid").read_text()), signal.SIGTERM)
                 syncer.wait()
-        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+                learning.kill()
+        figures: dict[str, Any] = json.loads(answer.splitlines()[-1])
         figures["cpu_s_per_gib"] = figures["cpu_s"] / (figures["uplink_bytes"] / GIB)
         if callbacks:
             figures |= json.loads((folder / "callbacks.json").read_text())

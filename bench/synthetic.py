@@ -1,6 +1,7 @@
 """Learners that train nothing: they speak the protocol over gRPC, and answer every pull with bytes made beforehand.
 
-Run as a program by `syncer.py`, with a task on its standard input; its last line is what it counted.
+Run as a program by `syncer.py`, with the configuration as its argument and, once the syncer listens, a task on its
+standard input; its last line is what it counted.
 """
 
 from __future__ import annotations
@@ -212,13 +213,11 @@ class Sampler:
             await asyncio.sleep(SAMPLE_EVERY_S)
 
 
-async def measure(task: dict[str, Any]) -> dict[str, float]:
+async def measure(pool: Pool, task: dict[str, Any]) -> dict[str, float]:
     """Warm up, then let so many rounds pass, and say what they cost the syncer."""
-    config = load_config([Path(task["config"])], env={}).config
-    pool = Pool(config)
     syncer = psutil.Process(task["pid"])
     sampler = Sampler(task["pid"])
-    names = [region.name for region in config.regions]
+    names = [region.name for region in pool.config.regions]
     learners = [
         Learner(pool, name, index % VARIANTS, grpc_connection(task["address"])) for index, name in enumerate(names)
     ]
@@ -257,11 +256,12 @@ async def measure(task: dict[str, Any]) -> dict[str, float]:
 
 def main() -> None:
     """Read the task, measure, print."""
-    task = json.loads(sys.stdin.readline())
     torch.set_num_threads(1)
     keep_freed_memory()
+    pool = Pool(load_config([Path(sys.argv[1])], env={}).config)
+    task = json.loads(sys.stdin.readline())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(json.dumps(runner.run(measure(task))))
+        print(json.dumps(runner.run(measure(pool, task))))
 
 
 if __name__ == "__main__":
