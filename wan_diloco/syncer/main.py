@@ -81,8 +81,7 @@ def run_syncer(
         StorageLocked: Another syncer has the folder.
         StorageError: The disk doesn't do what it must; the process may be started again.
     """
-    if problem := keep_freed_memory():
-        _LOG.warning("allocator_untuned", detail=f"{problem}: bulk will cost more processor time")
+    _keep_freed_memory()
     # One thread for one operation: parallelism comes from fragments, and the learners need the rest.
     torch.set_num_threads(1)
     clock = SystemClock()
@@ -140,6 +139,11 @@ def _write_config(path: Path, config: RunConfig) -> None:
         is_there = False
     if not is_there:
         write_text(path, config.resolved_json())
+
+
+def _keep_freed_memory() -> None:
+    if problem := keep_freed_memory():
+        _LOG.warning("allocator_untuned", detail=f"{problem}: bulk will cost more processor time")
 
 
 def build_service(

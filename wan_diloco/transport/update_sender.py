@@ -34,7 +34,8 @@ class _Job:
 
     Attributes:
         number: Of those of this session, from 1; 0 as long as it isn't announced.
-        left: Messages that nobody has taken, with their segments.
+        segments: The messages of each.
+        left: Messages that nobody has taken.
         left_bytes: Of those that haven't been written.
         due_s: When its last byte should have left.
         carriers: Calls that write a part of it now.
@@ -43,6 +44,7 @@ class _Job:
     """
 
     header: UpdateHeader
+    segments: Sequence[Frames]
     left: deque[_Piece]
     left_bytes: int
     due_s: float
@@ -52,13 +54,16 @@ class _Job:
     carriers: int = 0
     striped: int = 0
 
+    def message(self, piece: _Piece) -> bytes:
+        return self.segments[piece.segment][piece.index]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    """A message, and where it belongs."""
+    """A message: the n-th of a segment. It is made, or taken, only when it is written."""
 
     segment: int
-    message: bytes
+    index: int
 
 
 @dataclass(slots=True, eq=False)
@@ -117,10 +122,12 @@ class UpdateQueue:
             raise TransportError(self._ended)
         if len(self._jobs) >= self._length_max:
             raise TransportError(f"{self._length_max} updates of one session wait already")
-        pieces = deque(_Piece(index, message) for index, frames in enumerate(segments) for message in frames)
+        pieces = deque(
+            _Piece(segment, index) for segment, frames in enumerate(segments) for index in range(len(frames))
+        )
         loop = asyncio.get_running_loop()
-        size = sum(len(piece.message) for piece in pieces)
-        job = _Job(header, pieces, size, loop.time() + spread_s, self._pacer.transfer(), loop.create_future())
+        size = sum(len(message) for frames in segments for message in frames)
+        job = _Job(header, segments, pieces, size, loop.time() + spread_s, self._pacer.transfer(), loop.create_future())
         self._jobs.append(job)
         self._wake.set()
         await job.done
@@ -201,13 +208,14 @@ class UpdateQueue:
         await lane.stream.write(data)
         while lane.taken and self._ended is None:
             _, piece = lane.taken[0]
-            size = len(piece.message)
+            message = job.message(piece)
+            size = len(message)
             await lane.window.room(size)
             await self._let_through(job, size)
             lane.taken.popleft()
             lane.window.wrote((job, piece), size)
             job.left_bytes -= size
-            await lane.stream.write(piece.message)
+            await lane.stream.write(message)
         if not lane.is_first:
             lane.window.flushed()
 
@@ -219,13 +227,11 @@ class UpdateQueue:
             self._wake.set()
         if not job.left:
             return DownloadItem(update=header), lane.window.plan
-        segment, size = job.left[0].segment, len(job.left[0].message)
+        segment, size = job.left[0].segment, len(job.message(job.left[0]))
         plan = WindowPlan.of(self._pacer.rate_bytes_per_s, self.rtt_s, size, self._lanes)
-        left_bytes = plan.limit_bytes / _PARTS_A_WINDOW
-        while job.left and job.left[0].segment == segment and left_bytes > 0:
-            piece = job.left.popleft()
-            left_bytes -= len(piece.message)
-            lane.taken.append((job, piece))
+        number_max = max(1, plan.limit_bytes // (_PARTS_A_WINDOW * size))
+        while job.left and job.left[0].segment == segment and len(lane.taken) < number_max:
+            lane.taken.append((job, job.left.popleft()))
         if not lane.is_first:
             job.striped += len(lane.taken)
             self._striped.add(job)
@@ -256,7 +262,7 @@ class UpdateQueue:
         self._arrived(job for job, _ in lost)
         for index, (job, piece) in reversed(list(enumerate(lost))):
             job.left.appendleft(piece)
-            job.left_bytes += len(piece.message) if index < written else 0
+            job.left_bytes += len(job.message(piece)) if index < written else 0
             if job not in self._jobs:
                 self._jobs.appendleft(job)
         self._wake.set()

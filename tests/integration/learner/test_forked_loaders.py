@@ -45,7 +45,8 @@ with UplinkProcess(slots, lambda: started, SystemClock(), random.Random(0), prin
     assert "grpc" not in sys.modules, "the transport lives in a process of its own"
     for _ in range(runs):
         data = TensorDataset(torch.arange(160).float())
-        loader = DataLoader(data, batch_size=8, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        context = "fork" if workers else None
+        loader = DataLoader(data, batch_size=8, num_workers=workers, multiprocessing_context=context)
         total = sum(float(batch.sum()) for (batch,) in loader)
         assert total == 159 * 160 / 2
         uplink.receive()
