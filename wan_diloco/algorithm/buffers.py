@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import torch
 
-from wan_diloco.algorithm.merge import round_f32
+from wan_diloco.algorithm.rounding import round_f32
 from wan_diloco.algorithm.weights import normalised
 
 __all__ = ["BufferRule", "buffer_rule", "merge_buffer"]

@@ -1,4 +1,4 @@
-"""Many learners' deltas of one fragment become one: plain mean, or RDA, piece by piece.
+"""Many learners' deltas of one fragment become one, and that the next value: mean or RDA, outer step, publication.
 
 With weights w_m that sum to 1, deltas v_m and their norms r_m, for each piece:
 
@@ -20,7 +20,9 @@ falls to the plain mean as the learners cancel, and ||merged|| <= c ||mean|| alw
 than 1e-12, or norms that f32 can't hold, give the plain mean.
 
 Products and sums are rounded to f32 one by one, in the order of the contributions; norms come from
-`blocks`; factors are computed in f64 and rounded to f32 once. So the bits are the same on every machine.
+`blocks`; factors are computed in f64 and rounded to f32 once. So the bits are the same on every machine, for
+any number of threads. The payloads stay packed: they are read tile by tile, once, and once more for RDA, whose norms
+must be known first. Nothing is ever decoded as a whole, so memory doesn't depend on how many contributions there are.
 
 Legend: N elements of the fragment, B blocks, M contributions.
 """
@@ -28,22 +30,37 @@ Legend: N elements of the fragment, B blocks, M contributions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from wan_diloco.algorithm.blocks import BlockTable, block_sums_of_squares, norm
-from wan_diloco.algorithm.codec.base import Codec, Payload, check_vector
+from wan_diloco.algorithm.blocks import BlockTable, norm
+from wan_diloco.algorithm.codec.base import Bytes, Codec, Payload, PayloadSource, as_halves
+from wan_diloco.algorithm.kernels import merging, passes
+from wan_diloco.algorithm.kernels.segments import BlockMap
 from wan_diloco.algorithm.layout import Fragment, MergeRule
+from wan_diloco.algorithm.rounding import round_f32
 from wan_diloco.algorithm.weights import contribution_weight, normalised
 from wan_diloco.errors import NonFiniteError
 
-__all__ = ["Contribution", "blend_factor", "merge_fragment", "round_f32"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Contribution", "FragmentTensors", "blend_factor", "inspect_payload", "merge_and_publish"]
 
 _DEGENERATE: Final = 1e-12
+# Packed bytes of all contributions that are at hand at once: half the second cache.
+_TILE_BYTES: Final = 512 * 1024
+_TILE_BLOCKS_MIN: Final = 64
+_TILE_BLOCKS_MAX: Final = 8192
+_NO_FACTORS: Final = np.empty(0, np.float32)
+
+Factors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,19 +68,31 @@ class Contribution:
     """One learner's part in a merge.
 
     Attributes:
-        delta: Base minus local value: encoded, or float32 [N].
+        source: Its delta, base minus local value, encoded; what `inspect_payload` found good.
         tokens: Real tokens that it stands for.
         steps: Steps that it stands for, at least 1.
+        norms: Of each piece, as `inspect_payload` gave them.
     """
 
-    delta: Payload | torch.Tensor
+    source: PayloadSource
     tokens: int
     steps: int
+    norms: Sequence[float]
 
 
-def round_f32(factor: float) -> float:
-    """The nearest f32, as torch would make of a scalar; explicit, so that no kernel has to guess."""
-    return float(np.float32(factor))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FragmentTensors:
+    """What a merge changes, in place; float32 [N] each, on the CPU, contiguous.
+
+    Attributes:
+        exact_N: What the outer optimizer has.
+        momentum_N: Its momentum.
+        published_N: What everybody has.
+    """
+
+    exact_N: torch.Tensor
+    momentum_N: torch.Tensor
+    published_N: torch.Tensor
 
 
 def blend_factor(gain: float, num_contributions: int) -> float:
@@ -72,83 +101,224 @@ def blend_factor(gain: float, num_contributions: int) -> float:
     return 1.0 if gain <= cap else (cap - 1.0) / (gain - 1.0)
 
 
-def _decoded(contribution: Contribution, codec: Codec, table: BlockTable) -> torch.Tensor:
-    if isinstance(contribution.delta, Payload):
-        return codec.decode(contribution.delta, table)
-    check_vector(contribution.delta, table)
-    if not bool(torch.isfinite(contribution.delta).all()):
-        raise NonFiniteError("a contribution's delta")
-    return contribution.delta.detach()
-
-
-class _Rda:
-    """Radius and direction of the pieces that take RDA, while contributions come in."""
-
-    def __init__(self, fragment: Fragment, table: BlockTable, num_contributions: int) -> None:
-        self._table = table
-        self._num_contributions = num_contributions
-        self._pieces = [index for index, piece in enumerate(fragment.pieces) if piece.rule is MergeRule.RDA]
-        self._radius = dict.fromkeys(self._pieces, 0.0)
-        self._direction_N = torch.zeros(table.numel if self._pieces else 0, dtype=torch.float32)
-
-    def _norms(self, values_N: torch.Tensor) -> dict[int, float]:
-        sums_B = block_sums_of_squares(values_N, self._table)
-        return {piece: norm(sums_B[slice(*self._table.piece_blocks[piece])]) for piece in self._pieces}
-
-    def add(self, delta_N: torch.Tensor, weight: float) -> None:
-        if not self._pieces:
-            return
-        for piece, length in self._norms(delta_N).items():
-            self._radius[piece] += weight * length
-            if length > 0.0:
-                part = slice(*self._table.piece_elements[piece])
-                self._direction_N[part] += delta_N[part] * round_f32(weight / length)
-
-    def finish(self, mean_N: torch.Tensor) -> None:
-        """Replace the mean of the RDA pieces, in place."""
-        if not self._pieces:
-            return
-        mean_norms, direction_norms = self._norms(mean_N), self._norms(self._direction_N)
-        for piece in self._pieces:
-            radius, direction, mean = self._radius[piece], direction_norms[piece], mean_norms[piece]
-            if not (radius < math.inf and mean > 0.0 and direction >= _DEGENERATE):
-                continue
-            blend = blend_factor(max(radius / mean, 1.0 / direction), self._num_contributions)
-            part = slice(*self._table.piece_elements[piece])
-            rda = self._direction_N[part] * round_f32(blend * radius / direction)
-            mean_N[part] = rda if blend == 1.0 else rda + mean_N[part] * round_f32(1.0 - blend)
-
-
-def merge_fragment(
-    fragment: Fragment, table: BlockTable, codec: Codec, contributions: Sequence[Contribution]
-) -> torch.Tensor:
-    """Merge contributions, in the order given, each by its weight tokens^2 / steps.
-
-    One contribution comes back to the bit, whatever the rule.
+def inspect_payload(fragment: Fragment, table: BlockTable, codec: Codec, source: PayloadSource) -> tuple[float, ...]:
+    """See that a contribution's values are all finite, and measure what its merge will need, while it is taken in.
 
     Args:
         fragment: Tells each piece's rule.
         table: Its blocks.
-        codec: Of the contributions that are encoded.
-        contributions: At least one. Who is absent isn't in it: absence is no zero delta.
+        codec: Of the contribution.
+        source: Buffers of the right lengths.
 
     Returns:
-        The merged delta, float32 [N], in memory of its own.
+        The norm of each piece that takes RDA, 0 for others.
 
     Raises:
-        ValueError: There is no contribution, or none has weight.
-        NonFiniteError: A contribution has a value that isn't finite; nothing of it is used.
-        DecodeError: A contribution doesn't decode.
+        DecodeError: A scale is one that no encoder writes.
+        NonFiniteError: A scale or value is NaN or infinite.
     """
-    weights = normalised([contribution_weight(each.tokens, each.steps) for each in contributions])
-    if len(contributions) == 1:
-        return _decoded(contributions[0], codec, table).clone()
-    rda = _Rda(fragment, table, len(contributions))
-    mean_N = torch.zeros(table.numel, dtype=torch.float32)
-    for contribution, weight in zip(contributions, weights, strict=True):
-        delta_N = _decoded(contribution, codec, table)
-        # Not add_(alpha=...): torch may fuse that into one rounding.
-        mean_N += delta_N * round_f32(weight)
-        rda.add(delta_N, weight)
-    rda.finish(mean_N)
-    return mean_N
+    scales = source.scales()
+    codec.check_scales(scales)
+    rules = [piece.rule for piece in fragment.pieces]
+    norms = [0.0] * len(rules)
+    if MergeRule.RDA not in rules and not codec.codes_may_be_infinite:
+        return tuple(norms)
+    blocks, halves = BlockMap(codec.kind, table), as_halves(scales)
+    sums_B = np.empty(table.num_blocks, np.float32)
+    bad = 0
+    for low, high in _tiles(blocks, 0, table.num_blocks, 1):
+        codes = np.empty(blocks.code(high) - blocks.code(low), np.uint8)
+        source.codes_into(blocks.code(low), codes)
+        bad += passes.measure(
+            codec.kind, codes, halves[low:], blocks.segments, low, high, sums_B[low:], blocks.code(low), low
+        )
+    if bad:
+        raise NonFiniteError(f"decoded values, in {bad} of {table.num_blocks} blocks")
+    for index, (low, high) in enumerate(table.piece_blocks):
+        if rules[index] is MergeRule.RDA:
+            norms[index] = norm(sums_B[low:high])
+    return tuple(norms)
+
+
+def merge_and_publish(
+    fragment: Fragment,
+    table: BlockTable,
+    codec: Codec,
+    contributions: Sequence[Contribution],
+    tensors: FragmentTensors,
+    *,
+    lr: float,
+    momentum: float,
+    threads: Executor | None = None,
+    num_threads: int = 1,
+) -> tuple[Payload, int]:
+    """Merge contributions, in the order given, each by its weight tokens^2 / steps; step; publish.
+
+    One contribution comes in to the bit, whatever the rule.
+
+    Args:
+        fragment: Tells each piece's rule.
+        table: Its blocks.
+        codec: Of contributions and publication.
+        contributions: At least one. Who is absent isn't in it: absence is no zero delta.
+        tensors: Changed in place. Blocks of which a new value would not be finite stay as they are.
+        lr: Of the outer step.
+        momentum: Of the outer step, now.
+        threads: Where parts of a tile are done side by side; never the pool that runs this call.
+        num_threads: Into how many parts a tile is cut.
+
+    Returns:
+        The publication, and how many blocks stayed as they were.
+
+    Raises:
+        ValueError: There is no contribution, or none has weight; nothing is changed then.
+        Exception: What a source raises while it is read. The tensors are of no use then.
+    """
+    return _Merge(fragment, table, codec, contributions, tensors, lr, momentum, threads, num_threads).run()
+
+
+class _Merge:
+    """One merge: what all its passes share."""
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        table: BlockTable,
+        codec: Codec,
+        contributions: Sequence[Contribution],
+        tensors: FragmentTensors,
+        lr: float,
+        momentum: float,
+        threads: Executor | None,
+        num_threads: int,
+    ) -> None:
+        self._weights = normalised([contribution_weight(each.tokens, each.steps) for each in contributions])
+        self._fragment, self._table, self._kind = fragment, table, codec.kind
+        self._contributions = contributions
+        self._blocks = BlockMap(codec.kind, table)
+        vectors = (tensors.exact_N, tensors.momentum_N, tensors.published_N)
+        self._state = tuple(tensor_N.numpy() for tensor_N in vectors)
+        self._rule = (np.float32(momentum), np.float32(lr))
+        self._factors: Factors = np.array([round_f32(weight) for weight in self._weights], np.float32)
+        self._scales_MB = np.stack([as_halves(each.source.scales()) for each in contributions])
+        sizes = codec.sizes(table)
+        self._codes, self._scales = np.empty(sizes.codes_bytes, np.uint8), np.empty(sizes.scales_bytes, np.uint8)
+        self._halves = as_halves(self._scales)
+        self._threads, self._num_threads = threads, num_threads if threads is not None else 1
+        self._unstepped = 0
+
+    def run(self) -> tuple[Payload, int]:
+        rules = [piece.rule for piece in self._fragment.pieces]
+        if len(self._contributions) == 1:
+            rules = [MergeRule.MEAN] * len(rules)
+        for rule, group in groupby(range(len(rules)), key=rules.__getitem__):
+            pieces = list(group)
+            if rule is MergeRule.MEAN:
+                low, high = self._table.piece_blocks[pieces[0]][0], self._table.piece_blocks[pieces[-1]][1]
+                self._step(low, high, _NO_FACTORS, (0.0, 0.0))
+            else:
+                for piece in pieces:
+                    self._rda(piece)
+        return Payload(codes=self._codes, scales=self._scales), self._unstepped
+
+    def _rda(self, piece: int) -> None:
+        low, high = self._table.piece_blocks[piece]
+        lengths = [each.norms[piece] for each in self._contributions]
+        radius = 0.0
+        for weight, length in zip(self._weights, lengths, strict=True):
+            radius += weight * length
+        turns = [
+            round_f32(weight / length) if length > 0.0 else 0.0
+            for weight, length in zip(self._weights, lengths, strict=True)
+        ]
+        directions = np.array(turns, np.float32)
+        mean, direction = self._merged_norms(low, high, directions)
+        if not (radius < math.inf and mean > 0.0 and direction >= _DEGENERATE):
+            self._step(low, high, _NO_FACTORS, (0.0, 0.0))
+            return
+        blend = blend_factor(max(radius / mean, 1.0 / direction), len(self._contributions))
+        rest = 0.0 if blend == 1.0 else round_f32(1.0 - blend)
+        self._step(low, high, directions, (rest, round_f32(blend * radius / direction)))
+
+    def _merged_norms(self, low: int, high: int, directions: Factors) -> tuple[float, float]:
+        """Norms of mean and direction over some blocks."""
+        mean_sums, direction_sums = np.empty(high - low, np.float32), np.empty(high - low, np.float32)
+
+        def sums(codes_MC: Bytes, first: int, start: int, stop: int) -> None:
+            merging.merged_sums(
+                self._kind,
+                codes_MC,
+                self._scales_MB,
+                self._factors,
+                directions,
+                self._blocks.segments,
+                start,
+                stop,
+                mean_sums[start - low :],
+                direction_sums[start - low :],
+                self._blocks.code(first),
+                0,
+                start,
+            )
+
+        self._each_tile(low, high, sums)
+        return norm(mean_sums), norm(direction_sums)
+
+    def _step(self, low: int, high: int, directions: Factors, blend: tuple[float, float]) -> None:
+        factors = (np.float32(blend[0]), np.float32(blend[1]))
+
+        def step(codes_MC: Bytes, first: int, start: int, stop: int) -> int:
+            return int(
+                merging.merge_and_publish(
+                    self._kind,
+                    codes_MC,
+                    self._scales_MB,
+                    self._factors,
+                    directions,
+                    factors,
+                    self._blocks.segments,
+                    start,
+                    stop,
+                    self._state,
+                    self._rule,
+                    self._codes,
+                    self._halves,
+                    self._blocks.code(first),
+                    0,
+                )
+            )
+
+        self._unstepped += sum(self._each_tile(low, high, step))
+
+    def _each_tile(self, low: int, high: int, job: Callable[[Bytes, int, int, int], Any]) -> list[Any]:
+        """Read tile after tile, and do something with each, in parts side by side.
+
+        Args:
+            low: The first block.
+            high: One past the last.
+            job: Called with the codes [M, bytes of the tile], the tile's first block, and its own part's blocks.
+        """
+        results = []
+        for start, stop in _tiles(self._blocks, low, high, len(self._contributions)):
+            first = self._blocks.code(start)
+            codes_MC = np.empty((len(self._contributions), self._blocks.code(stop) - first), np.uint8)
+            for row_C, each in zip(codes_MC, self._contributions, strict=True):
+                each.source.codes_into(first, row_C)
+            step = -(-(stop - start) // self._num_threads)
+            parts = [(part, min(part + step, stop)) for part in range(start, stop, step)]
+            if self._threads is None:
+                results += [job(codes_MC, start, *part) for part in parts]
+            else:
+                futures = [self._threads.submit(job, codes_MC, start, *part) for part in parts]
+                results += [future.result() for future in futures]
+        return results
+
+
+def _tiles(blocks: BlockMap, low: int, high: int, num_rows: int) -> Iterator[tuple[int, int]]:
+    """Cut [low, high) so that the codes of a tile, of all rows, stay in cache."""
+    if low == high:
+        return
+    block_bytes = max(1, (blocks.code(high) - blocks.code(low)) // (high - low))
+    step = min(_TILE_BLOCKS_MAX, max(_TILE_BLOCKS_MIN, _TILE_BYTES // (num_rows * block_bytes)))
+    for start in range(low, high, step):
+        yield start, min(start + step, high)

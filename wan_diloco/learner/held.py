@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from wan_diloco.algorithm.blocks import BlockTable, build_block_table
 from wan_diloco.algorithm.codec import Payload, codec_by_name
-from wan_diloco.algorithm.publication import apply_update, delta, digest
+from wan_diloco.algorithm.publication import apply_update, digest
 from wan_diloco.errors import ConfigError, DecodeError
 from wan_diloco.learner.ipc import FragmentPosition, InstallValue
 from wan_diloco.protocol.events import Installed, InstallUpdate
@@ -65,7 +65,7 @@ class HeldFragment:
         base_N, snapshot_N, table = self._base_N, self._slots.outbox(self._id), self._table
 
         def encode() -> list[bytes]:
-            payload = codec_by_name(wire.codec).encode(delta(base_N, snapshot_N), table)
+            payload = codec_by_name(wire.codec).encode(base_N, table, snapshot_N)
             return pack(payload.codes, payload.scales, chunk_bytes=wire.chunk_bytes, zstd=wire.zstd)
 
         return encode

@@ -20,9 +20,9 @@ from wan_diloco.algorithm.blocks import BlockTable, build_block_table
 from wan_diloco.algorithm.codec import Codec, Payload, PayloadSizes
 from wan_diloco.algorithm.fragments import read_fragment, write_fragment
 from wan_diloco.algorithm.layout import Fragment, Layout
-from wan_diloco.algorithm.merge import Contribution, merge_fragment
-from wan_diloco.algorithm.outer import momentum_at, outer_step
-from wan_diloco.algorithm.publication import apply_update, digest, publish
+from wan_diloco.algorithm.merge import Contribution, FragmentTensors, inspect_payload, merge_and_publish
+from wan_diloco.algorithm.outer import momentum_at
+from wan_diloco.algorithm.publication import apply_update, digest
 from wan_diloco.errors import CheckpointError
 from wan_diloco.units import Epoch, FragmentId, GlobalStep, Version
 
@@ -147,15 +147,24 @@ class Maths:
             DecodeError: A contribution doesn't decode.
             NonFiniteError: A contribution, or the result, isn't finite.
         """
-        table = self.table(fragment_id)
+        fragment, table = self.fragment(fragment_id), self.table(fragment_id)
+        sources = [(entry, payload.source()) for entry, payload in entries]
         contributions = [
-            Contribution(delta=payload, tokens=entry.header.tokens, steps=entry.header.steps)
-            for entry, payload in entries
+            Contribution(
+                source=source,
+                tokens=entry.header.tokens,
+                steps=entry.header.steps,
+                norms=inspect_payload(fragment, table, self.codec, source),
+            )
+            for entry, source in sources
         ]
-        delta_N = merge_fragment(self.fragment(fragment_id), table, self.codec, contributions)
         momentum = momentum_at(global_step, self._outer.momentum, self._outer.warmup_steps)
-        exact_N, momentum_N = outer_step(value.exact_N, value.momentum_N, delta_N, lr=self._outer.lr, momentum=momentum)
-        payload, published_N = publish(exact_N, value.published_N, self.codec, table)
+        exact_N, momentum_N = value.exact_N.clone(), value.momentum_N.clone()
+        published_N = value.published_N.clone()
+        tensors = FragmentTensors(exact_N=exact_N, momentum_N=momentum_N, published_N=published_N)
+        payload, _ = merge_and_publish(
+            fragment, table, self.codec, contributions, tensors, lr=self._outer.lr, momentum=momentum
+        )
         after = FragmentValue(
             version=to_version,
             digest=digest(published_N),
@@ -181,7 +190,7 @@ class Maths:
             DecodeError: It doesn't decode.
             NonFiniteError: It isn't finite.
         """
-        self.codec.decode(payload, self.table(fragment_id))
+        self.codec.check(payload, self.table(fragment_id))
 
 
 class FragmentStore:

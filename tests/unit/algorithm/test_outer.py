@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from wan_diloco.algorithm.outer import momentum_at, outer_step
+from tests.support.merging import step_outer as outer_step
+from wan_diloco.algorithm.outer import momentum_at
 from wan_diloco.units import GlobalStep
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.merging import Delta as Contribution
+from tests.support.merging import merge_fragment
+from tests.support.merging import step_outer as outer_step
 from wan_diloco.algorithm.codec import codec_by_name
-from wan_diloco.algorithm.merge import Contribution, merge_fragment
-from wan_diloco.algorithm.outer import outer_step
-from wan_diloco.algorithm.publication import delta, mix
+from wan_diloco.algorithm.publication import mix
 
 PERIOD = 6
 
@@ -26,7 +27,7 @@ def simulate(make_fragment, *, tau: int, alpha: float, num_steps: int) -> dict[s
             local[index] = local[index] - 2.0
             due = 3 * (index + 1)
             if step >= due - tau and (step - due + tau) % PERIOD == 0:
-                each = Contribution(delta=delta(published[index], local[index]), tokens=8, steps=PERIOD)
+                each = Contribution(delta=published[index] - local[index], tokens=8, steps=PERIOD)
                 merged[index] = merge_fragment(fragment, table, codec_by_name("f32"), [each, each])
             if step >= due and (step - due) % PERIOD == 0:
                 outer_gradient = merged[index]

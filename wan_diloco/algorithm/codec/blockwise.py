@@ -1,4 +1,4 @@
-"""Codecs with one bf16 scale a block: int8, int4 and e3m0. These formulas are the reference for every kernel.
+"""Codecs with one bf16 scale a block: int8, int4 and e3m0. Their formulas, and how torch does them on a device.
 
 For a block with largest magnitude a:
 
@@ -30,8 +30,9 @@ import numpy as np
 import torch
 
 from wan_diloco.algorithm.blocks import BLOCK, BlockTable, Segment
-from wan_diloco.algorithm.codec.base import Codec, Payload, PayloadSizes, as_tensor, check_vector
+from wan_diloco.algorithm.codec.base import Bytes, Codec, Payload, as_halves
 from wan_diloco.algorithm.codec.plain import BF16_MAX
+from wan_diloco.algorithm.kernels.codes import E3M0, INT4, INT8
 from wan_diloco.errors import DecodeError, NonFiniteError
 
 __all__ = ["SCALE_MIN", "BlockCodec", "E3m0Codec", "Int4Codec", "Int8Codec"]
@@ -43,28 +44,29 @@ SCALE_MIN: Final = 2.0**-100
 _HALF: Final = BLOCK // 2
 _FOUR_THIRDS: Final = float(np.float32(4 / 3))
 _E3M0_ZERO_BELOW: Final = float(np.float32(2.0**-6.5))
-_E3M0_VALUES: Final = (0.0, *(2.0 ** (level - 7) for level in range(1, 8)))
+_BF16_EXPONENT: Final = 0x7F80
+
+
+def _bf16_bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32)) >> 16
 
 
 class BlockCodec(Codec):
     """What the codecs with a scale a block share."""
 
-    lossless: ClassVar[bool] = False
     divisor: ClassVar[float]
     # The largest bf16 with which no code decodes to infinity, not even those that no encoder writes.
     scale_max: ClassVar[float]
-    zero_code: ClassVar[int]
 
-    def sizes(self, table: BlockTable) -> PayloadSizes:
-        """Codes of every block, and two bytes of scale a block."""
-        codes_bytes = sum(segment.num_rows * self._row_bytes(segment) for segment in table.segments)
-        return PayloadSizes(codes_bytes=codes_bytes, scales_bytes=2 * table.num_blocks)
+    def encode_on_device(self, values_N: torch.Tensor, table: BlockTable) -> Payload:
+        """Scale each block to its largest magnitude, round, and pack; one copy from the device for each buffer.
 
-    def encode(self, values_N: torch.Tensor, table: BlockTable) -> Payload:
-        """Scale each block to its largest magnitude, round, and pack."""
-        check_vector(values_N, table)
-        codes = torch.empty(self.sizes(table).codes_bytes, dtype=torch.uint8)
-        scales_B = torch.empty(table.num_blocks, dtype=torch.bfloat16)
+        Raises:
+            NonFiniteError: Any value is NaN or infinite.
+        """
+        device = values_N.device
+        codes = torch.empty(self.sizes(table).codes_bytes, dtype=torch.uint8, device=device)
+        scales_B = torch.empty(table.num_blocks, dtype=torch.bfloat16, device=device)
         offset = 0
         for segment in table.segments:
             x_RKL = segment.padded(values_N.detach())
@@ -80,26 +82,34 @@ class BlockCodec(Codec):
             out = codes[offset : offset + size_bytes].view(segment.num_rows, -1)
             self._pack(self._quantise(x_RKL, inv_RK.unsqueeze(-1)), segment, out)
             offset += size_bytes
-        scales = scales_B.view(torch.int16).numpy().astype("<i2").view(np.uint8)
-        return Payload(codes=codes.numpy(), scales=scales)
+        scales = scales_B.view(torch.int16).cpu().numpy().astype("<i2", copy=False).view(np.uint8)
+        return Payload(codes=codes.cpu().numpy(), scales=scales)
 
-    def _decode(self, payload: Payload, table: BlockTable) -> torch.Tensor:
-        halves = torch.from_numpy(np.frombuffer(payload.scales.tobytes(), "<i2").astype(np.int16))
-        scales_B = halves.view(torch.bfloat16).float()
-        if not bool(torch.isfinite(scales_B).all()):
-            raise NonFiniteError(f"{int((~torch.isfinite(scales_B)).sum())} of {table.num_blocks} scales")
-        if bool(((scales_B != 0) & ((scales_B < SCALE_MIN) | (scales_B > self.scale_max))).any()):
-            raise DecodeError("scale_out_of_range", f"{self.name} has scales that no encoder writes")
-        codes = as_tensor(payload.codes)
-        values_N = torch.empty(table.numel, dtype=torch.float32)
-        offset = 0
-        for segment in table.segments:
-            size_bytes = segment.num_rows * self._row_bytes(segment)
-            packed = codes[offset : offset + size_bytes].view(segment.num_rows, -1)
-            scale_RK1 = scales_B[segment.first_block : segment.stop_block].view(segment.num_rows, -1, 1)
-            segment.unpad(self._dequantise(self._unpack(packed, segment)).mul_(scale_RK1), values_N)
-            offset += size_bytes
-        return values_N
+    @property
+    def codes_may_be_infinite(self) -> bool:
+        """They are small integers or powers of two."""
+        return False
+
+    def check_scales(self, scales: Bytes) -> None:
+        """See that all scales are ones that an encoder writes: 0, or between two bounds.
+
+        Raises:
+            DecodeError: One is out of range.
+            NonFiniteError: One is NaN or infinite.
+        """
+        halves = as_halves(scales)
+        # Positive floats are ordered as their bits are, and negative ones lie above them all.
+        good = (halves >= _bf16_bits(SCALE_MIN)) & (halves <= _bf16_bits(self.scale_max))
+        good |= halves == 0
+        if bool(good.all()):
+            return
+        infinite = int(((halves & _BF16_EXPONENT) == _BF16_EXPONENT).sum())
+        if infinite:
+            raise NonFiniteError(f"{infinite} of {halves.size} scales")
+        raise DecodeError("scale_out_of_range", f"{self.name} has scales that no encoder writes")
+
+    def _scales_bytes(self, table: BlockTable) -> int:
+        return 2 * table.num_blocks
 
     @abstractmethod
     def _row_bytes(self, segment: Segment) -> int:
@@ -110,16 +120,8 @@ class BlockCodec(Codec):
         """Codes, uint8 [R, K, L]."""
 
     @abstractmethod
-    def _dequantise(self, codes_RKL: torch.Tensor) -> torch.Tensor:
-        """Values in units of the scale, float32 [R, K, L], new memory."""
-
-    @abstractmethod
     def _pack(self, codes_RKL: torch.Tensor, segment: Segment, out: torch.Tensor) -> None:
         """Write codes as bytes [R, row bytes], without the padding."""
-
-    @abstractmethod
-    def _unpack(self, packed: torch.Tensor, segment: Segment) -> torch.Tensor:
-        """The inverse of `_pack`; the padding is of no meaning."""
 
 
 class Int8Codec(BlockCodec):
@@ -128,7 +130,7 @@ class Int8Codec(BlockCodec):
     name: ClassVar[str] = "int8"
     divisor: ClassVar[float] = 127.0
     scale_max: ClassVar[float] = BF16_MAX / 128
-    zero_code: ClassVar[int] = 128
+    kind: ClassVar[int] = INT8
 
     def _row_bytes(self, segment: Segment) -> int:
         return segment.row_length
@@ -136,16 +138,8 @@ class Int8Codec(BlockCodec):
     def _quantise(self, x_RKL: torch.Tensor, inv_RK1: torch.Tensor) -> torch.Tensor:
         return (x_RKL * inv_RK1).add_(128.5).floor_().clamp_(1, 255).to(torch.uint8)
 
-    def _dequantise(self, codes_RKL: torch.Tensor) -> torch.Tensor:
-        return codes_RKL.float().sub_(128.0)
-
     def _pack(self, codes_RKL: torch.Tensor, segment: Segment, out: torch.Tensor) -> None:
         out.copy_(codes_RKL.view(segment.num_rows, -1)[:, : segment.row_length])
-
-    def _unpack(self, packed: torch.Tensor, segment: Segment) -> torch.Tensor:
-        padded = packed.new_full((segment.num_rows, segment.blocks_per_row * BLOCK), self.zero_code)
-        padded[:, : segment.row_length] = packed
-        return padded.view(segment.num_rows, -1, BLOCK)
 
 
 class _NibbleCodec(BlockCodec):
@@ -164,17 +158,6 @@ class _NibbleCodec(BlockCodec):
             last = codes_RKL[:, -1]
             out[:, -half:] = last[:, :half] | (last[:, half : 2 * half] << 4)
 
-    def _unpack(self, packed: torch.Tensor, segment: Segment) -> torch.Tensor:
-        codes = packed.new_full((segment.num_rows, segment.blocks_per_row, BLOCK), self.zero_code)
-        body = packed[:, : segment.full_blocks * _HALF].view(segment.num_rows, segment.full_blocks, _HALF)
-        codes[:, : segment.full_blocks, :_HALF] = body & 15
-        codes[:, : segment.full_blocks, _HALF:] = body >> 4
-        if segment.tail:
-            half = (segment.tail + 1) // 2
-            codes[:, -1, :half] = packed[:, -half:] & 15
-            codes[:, -1, half : 2 * half] = packed[:, -half:] >> 4
-        return codes
-
 
 class Int4Codec(_NibbleCodec):
     """-7 to 7."""
@@ -182,13 +165,10 @@ class Int4Codec(_NibbleCodec):
     name: ClassVar[str] = "int4"
     divisor: ClassVar[float] = 7.0
     scale_max: ClassVar[float] = BF16_MAX / 8
-    zero_code: ClassVar[int] = 8
+    kind: ClassVar[int] = INT4
 
     def _quantise(self, x_RKL: torch.Tensor, inv_RK1: torch.Tensor) -> torch.Tensor:
         return (x_RKL * inv_RK1).add_(8.5).floor_().clamp_(1, 15).to(torch.uint8)
-
-    def _dequantise(self, codes_RKL: torch.Tensor) -> torch.Tensor:
-        return codes_RKL.float().sub_(8.0)
 
 
 class E3m0Codec(_NibbleCodec):
@@ -197,7 +177,7 @@ class E3m0Codec(_NibbleCodec):
     name: ClassVar[str] = "e3m0"
     divisor: ClassVar[float] = 1.0
     scale_max: ClassVar[float] = BF16_MAX
-    zero_code: ClassVar[int] = 0
+    kind: ClassVar[int] = E3M0
 
     def _quantise(self, x_RKL: torch.Tensor, inv_RK1: torch.Tensor) -> torch.Tensor:
         ratio = x_RKL.abs().mul_(inv_RK1)
@@ -207,7 +187,3 @@ class E3m0Codec(_NibbleCodec):
         level = torch.maximum(level, low)
         sign = (x_RKL < 0).logical_and_(level > 0).to(torch.uint8)
         return level.to(torch.uint8).bitwise_or_(sign.bitwise_left_shift_(3))
-
-    def _dequantise(self, codes_RKL: torch.Tensor) -> torch.Tensor:
-        table = torch.tensor([*_E3M0_VALUES, 0.0, *(-value for value in _E3M0_VALUES[1:])])
-        return table.index_select(0, codes_RKL.reshape(-1).int()).view(codes_RKL.shape)

@@ -1,0 +1,208 @@
+"""Passes over a range of blocks: encode, decode, add, measure.
+
+A range [low, high) counts blocks of the whole fragment; buffers may be windows of it, and `e0`, `c0`, `b0` say which
+element, byte of the codes and block the windows begin with. Blocks don't depend on each other: a range may be cut
+anywhere and its parts run on any threads, with the same bits. `groups` says what segments are.
+
+Legend: N elements, B blocks, C bytes of codes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numba import types
+
+from wan_diloco.algorithm.blocks import BLOCK
+from wan_diloco.algorithm.kernels.codes import add_blocks, code_bytes, encode_blocks, find_scales, make_tools
+from wan_diloco.algorithm.kernels.compiled import (
+    BYTES,
+    COUNT,
+    FACTOR,
+    HALVES,
+    SEGMENTS,
+    VECTOR,
+    entry,
+    i32,
+    inner,
+)
+from wan_diloco.algorithm.kernels.groups import (
+    add_product,
+    add_vectors,
+    find_segment,
+    join_halves,
+    load,
+    make_buffer,
+    make_padded,
+    place,
+    store,
+    subtract_vectors,
+    sums_of_squares,
+    unpack,
+)
+
+__all__ = ["add", "decode", "encode", "measure"]
+
+_MAGNITUDE: Final = i32(0x7FFFFFFF)
+_INFINITE: Final = i32(0x7F800000)
+
+
+@entry(COUNT, COUNT, VECTOR, VECTOR, SEGMENTS, COUNT, COUNT, BYTES, HALVES, COUNT, COUNT, COUNT)
+def encode(
+    kind: int,
+    values: Any,
+    minus: Any,
+    segments: Any,
+    low: int,
+    high: int,
+    codes: Any,
+    scales: Any,
+    e0: int,
+    c0: int,
+    b0: int,
+) -> int:
+    """Encode values, or values - minus where minus isn't empty.
+
+    Returns:
+        How many blocks have values that aren't finite; nothing is written for those.
+    """
+    t, y, work, tools, padded = make_buffer(), make_buffer(), np.zeros(BLOCK, np.float32), make_tools(), make_padded()
+    bits, word = t.view(np.int32), work.view(np.int32)
+    spare, value_bits = np.zeros(BLOCK, np.int32), values.view(np.int32)
+    bad, at, block = 0, 0, low
+    while block < high:
+        at = find_segment(segments, block, at)
+        element, code, count, n = place(kind, segments, at, block, high)
+        element, code, b = element - e0, code - c0, block - b0
+        stop, code_stop = element + count * BLOCK, code + count * code_bytes(kind, n)
+        x, x_bits, packed = t, bits, padded
+        if n < BLOCK:
+            load(kind, values, element, count, n, t)
+            if minus.size > 0:
+                load(kind, minus, element, count, n, y)
+                subtract_vectors(t, y, t)
+        else:
+            packed = codes[code:code_stop]
+            if minus.size > 0:
+                subtract_vectors(values[element:stop], minus[element:stop], t)
+            else:
+                x, x_bits = values[element:stop], value_bits[element:stop]
+        worse = find_scales(kind, x_bits, count, scales[b : b + count], tools)
+        bad += worse
+        if worse == 0:
+            encode_blocks(kind, x, x_bits, work, word, spare, count, packed, tools)
+        if n < BLOCK:
+            codes[code:code_stop] = padded[: code_stop - code]
+        block += count
+    return bad
+
+
+@entry(types.void, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, VECTOR, VECTOR, COUNT, COUNT, COUNT)
+def decode(
+    kind: int,
+    codes: Any,
+    scales: Any,
+    segments: Any,
+    low: int,
+    high: int,
+    base: Any,
+    out: Any,
+    e0: int,
+    c0: int,
+    b0: int,
+) -> None:
+    """Decode into out: the values, or base + values where base isn't empty; base and out don't overlap."""
+    t, y, tools, padded = make_buffer(), make_buffer(), make_tools(), make_padded()
+    bits = t.view(np.int32)
+    at, block = 0, low
+    while block < high:
+        at = find_segment(segments, block, at)
+        element, code, count, n = place(kind, segments, at, block, high)
+        element -= e0
+        unpack(kind, codes, scales, code - c0, block - b0, count, n, t, bits, padded, tools)
+        stop = element + count * BLOCK
+        if base.size == 0:
+            store(kind, t, out, element, count, n)
+        elif n < BLOCK:
+            load(kind, base, element, count, n, y)
+            add_vectors(y, t, t)
+            store(kind, t, out, element, count, n)
+        else:
+            add_vectors(base[element:stop], t, out[element:stop])
+        block += count
+
+
+@entry(types.void, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, FACTOR, VECTOR, COUNT, COUNT, COUNT)
+def add(
+    kind: int,
+    codes: Any,
+    scales: Any,
+    segments: Any,
+    low: int,
+    high: int,
+    weight: Any,
+    out: Any,
+    e0: int,
+    c0: int,
+    b0: int,
+) -> None:
+    """Decode and accumulate: out += weight * values."""
+    t, y, tools, padded = make_buffer(), make_buffer(), make_tools(), make_padded()
+    bits = t.view(np.int32)
+    at, block = 0, low
+    while block < high:
+        at = find_segment(segments, block, at)
+        element, code, count, n = place(kind, segments, at, block, high)
+        element, code, b = element - e0, code - c0, block - b0
+        if n < BLOCK:
+            unpack(kind, codes, scales, code, b, count, n, t, bits, padded, tools)
+            load(kind, out, element, count, n, y)
+            add_product(y, t, weight, 1)
+            store(kind, y, out, element, count, n)
+        else:
+            packed, y_out = codes[code : code + count * code_bytes(kind, BLOCK)], out[element : element + count * BLOCK]
+            add_blocks(kind, packed, scales[b : b + count], count, weight, y_out, t, bits, tools)
+        block += count
+
+
+@inner
+def _count_infinite(bits: Any, count: int) -> int:
+    bad = 0
+    for block in range(count):
+        y = bits[block * BLOCK : (block + 1) * BLOCK]
+        largest = i32(0)
+        for j in range(BLOCK):
+            largest = max(largest, y[j] & _MAGNITUDE)
+        if largest >= _INFINITE:
+            bad += 1
+    return bad
+
+
+@entry(COUNT, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, VECTOR, COUNT, COUNT)
+def measure(kind: int, codes: Any, scales: Any, segments: Any, low: int, high: int, sums: Any, c0: int, b0: int) -> int:
+    """Sum of squares of the decoded values of each block.
+
+    Args:
+        kind: Of the codec.
+        codes, scales: Windows from byte c0 and block b0.
+        segments: See the module.
+        low, high: Blocks.
+        sums: float32, by block from b0.
+        c0, b0: See above.
+
+    Returns:
+        How many blocks have values that aren't finite.
+    """
+    t, squares, tools, padded = make_buffer(), np.zeros(BLOCK, np.float32), make_tools(), make_padded()
+    bits = t.view(np.int32)
+    bad, at, block = 0, 0, low
+    while block < high:
+        at = find_segment(segments, block, at)
+        _, code, count, n = place(kind, segments, at, block, high)
+        unpack(kind, codes, scales, code - c0, block - b0, count, n, t, bits, padded, tools)
+        bad += _count_infinite(bits, count)
+        join_halves(kind, t, n)
+        sums_of_squares(t, count, squares, sums[block - b0 : block - b0 + count])
+        block += count
+    return bad
