@@ -32,7 +32,7 @@ class Source(Sequence[bytes]):
         self._size = size
 
     def __len__(self) -> int:
-        return -(-self._size // MIB)
+        return (self._size + MIB - 1) // MIB
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...
