@@ -78,7 +78,9 @@ class Syncer:
     def at_rest(self) -> bool:
         """Whether nothing is being merged, and all that was is durable and installed."""
         state = self.service.state
-        return not state.closed and [value.version for value in self.restored.store.values()] == state.versions
+        store = self.restored.store
+        settled = store.settled and not state.closed
+        return settled and [value.version for value in store.values()] == state.versions
 
     async def stop(self) -> None:
         """As SIGTERM does."""

@@ -21,8 +21,8 @@ than 1e-12, or norms that f32 can't hold, give the plain mean.
 
 Products and sums are rounded to f32 one by one, in the order of the contributions; norms come from
 `blocks`; factors are computed in f64 and rounded to f32 once. So the bits are the same on every machine, for
-any number of threads. The payloads stay packed: they are read tile by tile, once, and once more for RDA, whose norms
-must be known first. Nothing is ever decoded as a whole, so memory doesn't depend on how many contributions there are.
+any number of threads. The payloads stay packed, and are decoded block by block where they are added; nothing is ever
+decoded as a whole. They are all read before anything is changed: what can fail, fails before.
 
 Legend: N elements of the fragment, B blocks, M contributions.
 """
@@ -30,7 +30,7 @@ Legend: N elements of the fragment, B blocks, M contributions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import groupby
@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wan_diloco.algorithm.blocks import BlockTable, norm
-from wan_diloco.algorithm.codec.base import Bytes, Codec, Payload, PayloadSource, as_halves
+from wan_diloco.algorithm.codec.base import Codec, Payload, PayloadSource, as_halves
 from wan_diloco.algorithm.kernels import merging, passes
 from wan_diloco.algorithm.kernels.segments import BlockMap
 from wan_diloco.algorithm.layout import Fragment, MergeRule
@@ -54,10 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["Contribution", "FragmentTensors", "blend_factor", "inspect_payload", "merge_and_publish"]
 
 _DEGENERATE: Final = 1e-12
-# Packed bytes of all contributions that are at hand at once: half the second cache.
-_TILE_BYTES: Final = 512 * 1024
-_TILE_BLOCKS_MIN: Final = 64
-_TILE_BLOCKS_MAX: Final = 8192
+# Blocks of one contribution that are at hand at once while it is inspected: half the second cache of int4 codes.
+_TILE_BLOCKS: Final = 8192
 _NO_FACTORS: Final = np.empty(0, np.float32)
 
 Factors = npt.NDArray[np.float32]
@@ -126,7 +124,8 @@ def inspect_payload(fragment: Fragment, table: BlockTable, codec: Codec, source:
     blocks, halves = BlockMap(codec.kind, table), as_halves(scales)
     sums_B = np.empty(table.num_blocks, np.float32)
     bad = 0
-    for low, high in _tiles(blocks, 0, table.num_blocks, 1):
+    for low in range(0, table.num_blocks, _TILE_BLOCKS):
+        high = min(low + _TILE_BLOCKS, table.num_blocks)
         codes = np.empty(blocks.code(high) - blocks.code(low), np.uint8)
         source.codes_into(blocks.code(low), codes)
         bad += passes.measure(
@@ -164,15 +163,15 @@ def merge_and_publish(
         tensors: Changed in place. Blocks of which a new value would not be finite stay as they are.
         lr: Of the outer step.
         momentum: Of the outer step, now.
-        threads: Where parts of a tile are done side by side; never the pool that runs this call.
-        num_threads: Into how many parts a tile is cut.
+        threads: Where parts of the fragment are done side by side; never the pool that runs this call.
+        num_threads: Into how many parts it is cut.
 
     Returns:
         The publication, and how many blocks stayed as they were.
 
     Raises:
-        ValueError: There is no contribution, or none has weight; nothing is changed then.
-        Exception: What a source raises while it is read. The tensors are of no use then.
+        ValueError: There is no contribution, or none has weight.
+        Exception: What a source raises while it is read. In either case nothing is changed.
     """
     return _Merge(fragment, table, codec, contributions, tensors, lr, momentum, threads, num_threads).run()
 
@@ -200,8 +199,11 @@ class _Merge:
         self._state = tuple(tensor_N.numpy() for tensor_N in vectors)
         self._rule = (np.float32(momentum), np.float32(lr))
         self._factors: Factors = np.array([round_f32(weight) for weight in self._weights], np.float32)
-        self._scales_MB = np.stack([as_halves(each.source.scales()) for each in contributions])
         sizes = codec.sizes(table)
+        self._scales_MB = np.stack([as_halves(each.source.scales()) for each in contributions])
+        self._codes_MC = np.empty((len(contributions), sizes.codes_bytes), np.uint8)
+        for row_C, each in zip(self._codes_MC, contributions, strict=True):
+            each.source.codes_into(0, row_C)
         self._codes, self._scales = np.empty(sizes.codes_bytes, np.uint8), np.empty(sizes.scales_bytes, np.uint8)
         self._halves = as_halves(self._scales)
         self._threads, self._num_threads = threads, num_threads if threads is not None else 1
@@ -244,10 +246,10 @@ class _Merge:
         """Norms of mean and direction over some blocks."""
         mean_sums, direction_sums = np.empty(high - low, np.float32), np.empty(high - low, np.float32)
 
-        def sums(codes_MC: Bytes, first: int, start: int, stop: int) -> None:
+        def sums(start: int, stop: int) -> None:
             merging.merged_sums(
                 self._kind,
-                codes_MC,
+                self._codes_MC,
                 self._scales_MB,
                 self._factors,
                 directions,
@@ -256,22 +258,22 @@ class _Merge:
                 stop,
                 mean_sums[start - low :],
                 direction_sums[start - low :],
-                self._blocks.code(first),
+                0,
                 0,
                 start,
             )
 
-        self._each_tile(low, high, sums)
+        self._in_parts(low, high, sums)
         return norm(mean_sums), norm(direction_sums)
 
     def _step(self, low: int, high: int, directions: Factors, blend: tuple[float, float]) -> None:
         factors = (np.float32(blend[0]), np.float32(blend[1]))
 
-        def step(codes_MC: Bytes, first: int, start: int, stop: int) -> int:
+        def step(start: int, stop: int) -> int:
             return int(
                 merging.merge_and_publish(
                     self._kind,
-                    codes_MC,
+                    self._codes_MC,
                     self._scales_MB,
                     self._factors,
                     directions,
@@ -283,42 +285,18 @@ class _Merge:
                     self._rule,
                     self._codes,
                     self._halves,
-                    self._blocks.code(first),
+                    0,
                     0,
                 )
             )
 
-        self._unstepped += sum(self._each_tile(low, high, step))
+        self._unstepped += sum(self._in_parts(low, high, step))
 
-    def _each_tile(self, low: int, high: int, job: Callable[[Bytes, int, int, int], Any]) -> list[Any]:
-        """Read tile after tile, and do something with each, in parts side by side.
-
-        Args:
-            low: The first block.
-            high: One past the last.
-            job: Called with the codes [M, bytes of the tile], the tile's first block, and its own part's blocks.
-        """
-        results = []
-        for start, stop in _tiles(self._blocks, low, high, len(self._contributions)):
-            first = self._blocks.code(start)
-            codes_MC = np.empty((len(self._contributions), self._blocks.code(stop) - first), np.uint8)
-            for row_C, each in zip(codes_MC, self._contributions, strict=True):
-                each.source.codes_into(first, row_C)
-            step = -(-(stop - start) // self._num_threads)
-            parts = [(part, min(part + step, stop)) for part in range(start, stop, step)]
-            if self._threads is None:
-                results += [job(codes_MC, start, *part) for part in parts]
-            else:
-                futures = [self._threads.submit(job, codes_MC, start, *part) for part in parts]
-                results += [future.result() for future in futures]
-        return results
-
-
-def _tiles(blocks: BlockMap, low: int, high: int, num_rows: int) -> Iterator[tuple[int, int]]:
-    """Cut [low, high) so that the codes of a tile, of all rows, stay in cache."""
-    if low == high:
-        return
-    block_bytes = max(1, (blocks.code(high) - blocks.code(low)) // (high - low))
-    step = min(_TILE_BLOCKS_MAX, max(_TILE_BLOCKS_MIN, _TILE_BYTES // (num_rows * block_bytes)))
-    for start in range(low, high, step):
-        yield start, min(start + step, high)
+    def _in_parts(self, low: int, high: int, job: Callable[[int, int], Any]) -> list[Any]:
+        """Do something with the blocks [low, high), in parts side by side."""
+        step = max(1, -(-(high - low) // self._num_threads))
+        parts = [(start, min(start + step, high)) for start in range(low, high, step)]
+        if self._threads is None or len(parts) == 1:
+            return [job(*part) for part in parts]
+        futures = [self._threads.submit(job, *part) for part in parts]
+        return [future.result() for future in futures]

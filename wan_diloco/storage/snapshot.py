@@ -33,7 +33,7 @@ from wan_diloco.storage.filesystem import (
 from wan_diloco.storage.tensor_file import file_digest, write_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Callable, Container, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -90,7 +90,7 @@ class Snapshot:
         }
         return cls(tensors=copies, manifest=json.loads(json.dumps(manifest, allow_nan=False)))
 
-    def write(self, folder: Path, name: str) -> Path:
+    def write(self, folder: Path, name: str, written: Callable[[str], None] | None = None) -> Path:
         """Make the snapshot durable under a name. Its tensors are let go of one by one, as they are written.
 
         Thread: any; several at once are fine under different names.
@@ -98,6 +98,7 @@ class Snapshot:
         Args:
             folder: Created where missing.
             name: Letters, digits, dots, dashes, underscores.
+            written: Told each tensor's name when it may be changed again.
 
         Returns:
             The snapshot's folder.
@@ -114,7 +115,7 @@ class Snapshot:
         try:
             with translated("can't write", target):
                 staging.mkdir()
-                tensors_digest = write_tensors(staging / _TENSORS, self.tensors)
+                tensors_digest = write_tensors(staging / _TENSORS, self.tensors, written)
                 write_json(staging / _MANIFEST, _manifest(name, self.manifest, tensors_digest))
                 _make_way(folder, name)
                 staging.rename(target)

@@ -15,6 +15,7 @@ import xxhash
 from wan_diloco.storage.filesystem import write_all
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
@@ -38,12 +39,14 @@ _ALIGNMENT: Final = 8
 _PIECE_BYTES: Final = 2**20
 
 
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor], written: Callable[[str], None] | None = None) -> str:
     """Write tensors to a new file, durably.
 
     Args:
         path: Nothing is there yet.
         tensors: On the CPU. Taken out one by one as they are written: empty at the end.
+        written: Told each tensor's name when it isn't needed any more; among those of one type in the order of
+            `tensors`.
 
     Returns:
         What `file_digest` gives of the file.
@@ -55,7 +58,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
     import torch  # noqa: PLC0415 - see `snapshot`
 
     # The largest elements first, so that every offset fits its tensor.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    names = sorted(tensors, key=lambda name: -tensors[name].element_size())
     hasher = xxhash.xxh3_128()
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
@@ -66,6 +69,8 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
             data = tensors.pop(name).detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
             hasher.update(data)
             place += write_all(descriptor, [data], place)
+            if written is not None:
+                written(name)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

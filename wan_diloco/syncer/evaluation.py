@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.errors import CheckpointError, ConfigError, StorageError
 from wan_diloco.storage import Snapshot
 from wan_diloco.syncer.evaluator_process import EvaluatorProcess
-from wan_diloco.syncer.fragments_store import FragmentValue, published_tensors
+from wan_diloco.syncer.fragments_store import Hold, published_tensors
 from wan_diloco.syncer.workers import Workers, in_executor
 from wan_diloco.units import GlobalStep
 
@@ -62,42 +62,40 @@ class Curve:
         await self._evaluator.run()
 
     def due(self, step: GlobalStep) -> bool:
-        """Whether a new point is reached; true once for each."""
-        point = step // self._every_steps
-        if point <= self._last_point:
-            return False
-        self._last_point = point
-        return True
+        """Whether a new point is reached, until it is taken."""
+        return step // self._every_steps > self._last_point
 
-    async def publish(
-        self, step: GlobalStep, tokens: int, values: Sequence[FragmentValue], *, elapsed_s: float
-    ) -> None:
+    def took(self, step: GlobalStep) -> None:
+        """The point is being published."""
+        self._last_point = step // self._every_steps
+
+    async def publish(self, step: GlobalStep, tokens: int, hold: Hold, *, elapsed_s: float) -> None:
         """Have the model of this moment evaluated, unless the evaluator is too far behind.
 
         Args:
             step: Now.
             tokens: Trained by all learners.
-            values: The fragments of now.
+            hold: On the fragments of now; ended here.
             elapsed_s: Now, since the run began; its score is known later.
         """
         if self._evaluator.behind:
+            hold.end()
             self._report(f"the model of step {step} isn't evaluated: the evaluator is behind")
             return
-        await self._publish(f"step-{step:09d}", _manifest(step, tokens, elapsed_s), values, final=False)
+        await self._publish(f"step-{step:09d}", _manifest(step, tokens, elapsed_s), hold, final=False)
 
-    async def finish(self, step: GlobalStep, tokens: int, values: Sequence[FragmentValue], *, elapsed_s: float) -> str:
+    async def finish(self, step: GlobalStep, tokens: int, hold: Hold, *, elapsed_s: float) -> str:
         """Have the final model evaluated on everything that was held out, and wait for it; arguments as `publish`.
 
         Returns:
             Why it wasn't, in a sentence; empty when it was.
         """
-        await self._publish("final", _manifest(step, tokens, elapsed_s), values, final=True)
+        await self._publish("final", _manifest(step, tokens, elapsed_s), hold, final=True)
         return await self._evaluator.finished()
 
-    async def _publish(
-        self, name: str, manifest: Mapping[str, float], values: Sequence[FragmentValue], *, final: bool
-    ) -> None:
+    async def _publish(self, name: str, manifest: Mapping[str, float], hold: Hold, *, final: bool) -> None:
         def write() -> None:
+            values = tuple(hold.values.values())
             Snapshot(tensors=published_tensors(self._layout, values), manifest=manifest).write(self._folder, name)
 
         try:
@@ -108,6 +106,8 @@ class Curve:
             self._report(f"the model of step {manifest['global_step']} can't be published: {exc}")
             if not final:
                 return
+        finally:
+            hold.end()
         self._evaluator.ask(name, final=final)
 
 

@@ -1,15 +1,16 @@
 """The fragments' values at the syncer, and the maths that makes the next version of one.
 
-A value is never changed in place: a merge makes a new one, and the store swaps references. So a
-snapshot, a transfer and the next merge may read at once, and a failed merge leaves nothing behind.
-Twelve bytes a parameter: exact, published, momentum, all f32.
+Twelve bytes a parameter: exact, published, momentum, all f32; a merge changes them in place. While it is
+under way nobody else may look at the fragment, and whoever needs a value for longer than a moment, a snapshot
+or a transfer, holds it: a merge of a fragment that is held works on a copy, and leaves what is held alone.
 
 Legend: N elements of a fragment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from wan_diloco.algorithm.blocks import BlockTable, build_block_table
-from wan_diloco.algorithm.codec import Codec, Payload, PayloadSizes
+from wan_diloco.algorithm.codec import Codec, Payload, PayloadSizes, PayloadSource
 from wan_diloco.algorithm.fragments import read_fragment, write_fragment
 from wan_diloco.algorithm.layout import Fragment, Layout
 from wan_diloco.algorithm.merge import Contribution, FragmentTensors, inspect_payload, merge_and_publish
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FragmentStore",
     "FragmentValue",
+    "Hold",
+    "InspectedSource",
     "Maths",
     "MergedFragment",
     "OuterRule",
@@ -57,7 +60,7 @@ class OuterRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FragmentValue:
-    """One version of a fragment; its tensors are never written to again.
+    """One version of a fragment; its tensors stay as they are while somebody holds it.
 
     Attributes:
         digest: Of the published value.
@@ -74,12 +77,30 @@ class FragmentValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InspectedSource:
+    """A contribution's payload that was found good.
+
+    Attributes:
+        source: To be read.
+        norms: Of each piece that takes RDA, 0 for others.
+    """
+
+    source: PayloadSource
+    norms: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MergedFragment:
-    """What a merge made: the next value, and the update that leads to its published part."""
+    """What a merge made: the next value, and the update that leads to its published part.
+
+    Attributes:
+        unstepped: Blocks that stayed as they were, since their new values would not have been finite.
+    """
 
     fragment_id: FragmentId
     value: FragmentValue
     payload: Payload
+    unstepped: int = 0
 
 
 class Maths:
@@ -132,47 +153,42 @@ class Maths:
         value: FragmentValue,
         to_version: Version,
         global_step: GlobalStep,
-        entries: Sequence[tuple[MergeEntry, Payload]],
+        entries: Sequence[tuple[MergeEntry, InspectedSource]],
     ) -> MergedFragment:
         """Merge, take the outer step, publish; the same bits for the same arguments, on every machine.
 
         Args:
             fragment_id: Which fragment.
-            value: Its value before.
+            value: Its value before; its tensors become those of the value after.
             to_version: Of the value after.
             global_step: The outer schedule's argument.
             entries: At least one, in the order in which they are summed.
 
         Raises:
-            DecodeError: A contribution doesn't decode.
-            NonFiniteError: A contribution, or the result, isn't finite.
+            JournalError: A contribution can't be read; then nothing is changed.
+            StorageError: The same.
         """
-        fragment, table = self.fragment(fragment_id), self.table(fragment_id)
-        sources = [(entry, payload.source()) for entry, payload in entries]
         contributions = [
             Contribution(
-                source=source,
+                source=inspected.source,
                 tokens=entry.header.tokens,
                 steps=entry.header.steps,
-                norms=inspect_payload(fragment, table, self.codec, source),
+                norms=inspected.norms,
             )
-            for entry, source in sources
+            for entry, inspected in entries
         ]
-        momentum = momentum_at(global_step, self._outer.momentum, self._outer.warmup_steps)
-        exact_N, momentum_N = value.exact_N.clone(), value.momentum_N.clone()
-        published_N = value.published_N.clone()
-        tensors = FragmentTensors(exact_N=exact_N, momentum_N=momentum_N, published_N=published_N)
-        payload, _ = merge_and_publish(
-            fragment, table, self.codec, contributions, tensors, lr=self._outer.lr, momentum=momentum
+        tensors = FragmentTensors(exact_N=value.exact_N, momentum_N=value.momentum_N, published_N=value.published_N)
+        payload, unstepped = merge_and_publish(
+            self.fragment(fragment_id),
+            self.table(fragment_id),
+            self.codec,
+            contributions,
+            tensors,
+            lr=self._outer.lr,
+            momentum=momentum_at(global_step, self._outer.momentum, self._outer.warmup_steps),
         )
-        after = FragmentValue(
-            version=to_version,
-            digest=digest(published_N),
-            exact_N=exact_N,
-            published_N=published_N,
-            momentum_N=momentum_N,
-        )
-        return MergedFragment(fragment_id=fragment_id, value=after, payload=payload)
+        after = dataclasses.replace(value, version=to_version, digest=digest(value.published_N))
+        return MergedFragment(fragment_id=fragment_id, value=after, payload=payload, unstepped=unstepped)
 
     def published_after(self, fragment_id: FragmentId, published_N: torch.Tensor, payload: Payload) -> torch.Tensor:
         """The published value that a stored update leads to.
@@ -183,20 +199,55 @@ class Maths:
         """
         return apply_update(published_N, payload, self.codec, self.table(fragment_id))
 
-    def check(self, fragment_id: FragmentId, payload: Payload) -> None:
-        """See that a contribution decodes to finite values.
+    def inspect(self, fragment_id: FragmentId, source: PayloadSource) -> InspectedSource:
+        """See that a contribution decodes to finite values, and measure what its merge needs.
 
         Raises:
             DecodeError: It doesn't decode.
             NonFiniteError: It isn't finite.
         """
-        self.codec.check(payload, self.table(fragment_id))
+        fragment, table = self.fragment(fragment_id), self.table(fragment_id)
+        return InspectedSource(source=source, norms=inspect_payload(fragment, table, self.codec, source))
+
+
+class Hold:
+    """Fragments whose tensors must not be changed for now; made by `FragmentStore.hold`.
+
+    Attributes:
+        values: By fragment, as they were when the hold began.
+    """
+
+    def __init__(self, values: dict[FragmentId, FragmentValue], end: Callable[[Hold], None]) -> None:
+        """Begin."""
+        self.values = values
+        self._held = set(values)
+        self._end = end
+
+    def __contains__(self, fragment_id: FragmentId) -> bool:
+        """Whether the fragment is held still."""
+        return fragment_id in self._held
+
+    def let_go(self, fragment_id: FragmentId) -> None:
+        """One of them may be changed again.
+
+        Thread: any.
+        """
+        self._held.discard(fragment_id)
+
+    def end(self) -> None:
+        """All of them may; idempotent.
+
+        Thread: the event loop.
+        """
+        self._held.clear()
+        self.values = {}
+        self._end(self)
 
 
 class FragmentStore:
     """The newest value of each fragment.
 
-    Owner: the service's event loop. Values that were read stay valid whatever is installed later.
+    Owner: the service's event loop.
 
     Args:
         values: One a fragment, in order.
@@ -205,6 +256,8 @@ class FragmentStore:
     def __init__(self, values: Sequence[FragmentValue]) -> None:
         """Take the values over."""
         self._values = list(values)
+        self._changing: set[FragmentId] = set()
+        self._holds: list[Hold] = []
 
     @classmethod
     def fresh(cls, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> Self:
@@ -244,19 +297,61 @@ class FragmentStore:
         """How many fragments there are."""
         return len(self._values)
 
+    @property
+    def settled(self) -> bool:
+        """Whether no merge is changing anything."""
+        return not self._changing
+
+    def changing(self, fragment_id: FragmentId) -> bool:
+        """Whether a merge is changing the fragment, and nobody else may look at it."""
+        return fragment_id in self._changing
+
     def value(self, fragment_id: FragmentId) -> FragmentValue:
-        """The newest value of a fragment."""
+        """The newest value of a fragment, to be looked at now; to be held for longer."""
+        assert fragment_id not in self._changing, f"fragment {fragment_id} is being changed"
         return self._values[fragment_id]
 
     def values(self) -> tuple[FragmentValue, ...]:
-        """All of them, as they are at this moment; later swaps don't show in it."""
+        """All of them, to be looked at now."""
+        assert self.settled, f"fragments {sorted(self._changing)} are being changed"
         return tuple(self._values)
 
+    def hold(self, fragment_ids: Iterable[FragmentId] | None = None) -> Hold:
+        """Keep fragments as they are now until the hold ends; all where none is named."""
+        names = [FragmentId(index) for index in range(len(self))] if fragment_ids is None else list(fragment_ids)
+        hold = Hold({fragment_id: self.value(fragment_id) for fragment_id in names}, self._ended)
+        self._holds.append(hold)
+        return hold
+
+    def _ended(self, hold: Hold) -> None:
+        self._holds = [other for other in self._holds if other is not hold]
+
+    def take(self, fragment_id: FragmentId, *, copy: bool = False) -> FragmentValue:
+        """The newest value for a merge, which may change its tensors: a copy where somebody holds it or it is wished.
+
+        Ordering: `install` or `give_back` follows.
+        """
+        value = self.value(fragment_id)
+        if copy or any(fragment_id in hold for hold in self._holds):
+            return dataclasses.replace(
+                value,
+                exact_N=value.exact_N.clone(),
+                published_N=value.published_N.clone(),
+                momentum_N=value.momentum_N.clone(),
+            )
+        self._changing.add(fragment_id)
+        return value
+
+    def give_back(self, fragment_id: FragmentId) -> None:
+        """The merge changed nothing."""
+        self._changing.discard(fragment_id)
+
     def install(self, merged: MergedFragment) -> None:
-        """Swap in what a merge made; it must follow on the version that is there."""
+        """What a merge made is the fragment's from now on; it must follow on the version that is there."""
         before = self._values[merged.fragment_id].version
         assert merged.value.version > before, f"version {merged.value.version} after {before}"
         self._values[merged.fragment_id] = merged.value
+        self._changing.discard(merged.fragment_id)
 
 
 def snapshot_tensors(values: Sequence[FragmentValue]) -> dict[str, torch.Tensor]:

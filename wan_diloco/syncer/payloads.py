@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from wan_diloco.algorithm.codec import Payload, PayloadSizes
+from wan_diloco.algorithm.codec import PayloadSizes
 from wan_diloco.errors import JournalError
 from wan_diloco.storage import Journal, JournalRef
+from wan_diloco.syncer.fragments_store import InspectedSource
 from wan_diloco.syncer.journal_keeper import KIND_CHUNK, KIND_CONTRIBUTION, format_ref, parse_ref
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from wan_diloco.protocol.tape import MergeEntry
 
-__all__ = ["StoredChunk", "StoredPayload", "contribution_meta", "merge_payloads", "whole_payload"]
+__all__ = ["StoredChunk", "StoredPayload", "contribution_meta", "merge_sources"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,16 @@ class StoredChunk:
     ref: JournalRef
 
 
-def contribution_meta(header: Any, chunks: Sequence[StoredChunk]) -> dict[str, Any]:
+def contribution_meta(header: Any, chunks: Sequence[StoredChunk], norms: Sequence[float]) -> dict[str, Any]:
     """The meta part of a contribution's record.
 
     Args:
         header: As JSON; for people, nothing reads it.
         chunks: In the order of the row; none where the record itself has the payload.
+        norms: What was measured when it was inspected: JSON keeps a float to the bit.
     """
     places = [[chunk.start, chunk.end, chunk.ref.segment, chunk.ref.offset, chunk.ref.length] for chunk in chunks]
-    return {"header": header, "chunks": places}
+    return {"header": header, "chunks": places, "norms": list(norms)}
 
 
 class StoredPayload:
@@ -65,12 +67,22 @@ class StoredPayload:
         sizes: Of its buffers.
         chunks: Make up the row of codes and scales, in order and without a gap; none where `held` is the row.
         held: The row, where it is in memory.
+        norms: As `contribution_meta` was given them.
+
+    Attributes:
+        norms: Those.
     """
 
     def __init__(
-        self, journal: Journal, sizes: PayloadSizes, chunks: Sequence[StoredChunk], held: bytes | memoryview = b""
+        self,
+        journal: Journal,
+        sizes: PayloadSizes,
+        chunks: Sequence[StoredChunk],
+        held: bytes | memoryview = b"",
+        norms: Sequence[float] = (),
     ) -> None:
         """Read nothing yet."""
+        self.norms = norms
         self._journal = journal
         self._sizes = sizes
         self._chunks = chunks
@@ -95,12 +107,12 @@ class StoredPayload:
         record = journal.read(parse_ref(ref))
         if record.kind != KIND_CONTRIBUTION:
             raise JournalError(f"the record at {ref} is of kind {record.kind} and not {KIND_CONTRIBUTION}")
-        chunks = _chunks_of(record.meta, ref)
+        chunks, norms = _parts_of(record.meta, ref)
         ends = [0, *(chunk.end for chunk in chunks)] if chunks else [len(record.payload)]
         starts = [*(chunk.start for chunk in chunks), sizes.total_bytes]
         if ends != starts:
             raise JournalError(f"the contribution at {ref} isn't {sizes.total_bytes} bytes in a row")
-        return cls(journal, sizes, chunks, record.payload)
+        return cls(journal, sizes, chunks, record.payload, norms)
 
     @property
     def sizes(self) -> PayloadSizes:
@@ -161,28 +173,23 @@ class StoredPayload:
             raise JournalError(f"the record at {format_ref(chunk.ref)} is of kind {kind} and no chunk")
 
 
-def whole_payload(stored: StoredPayload) -> Payload:
-    """All of it at once, in memory of its own."""
-    codes = np.empty(stored.sizes.codes_bytes, dtype=np.uint8)
-    stored.codes_into(0, codes)
-    return Payload(codes=codes, scales=stored.scales())
-
-
-def merge_payloads(
+def merge_sources(
     journal: Journal, sizes: PayloadSizes, entries: Sequence[MergeEntry]
-) -> list[tuple[MergeEntry, Payload]]:
+) -> list[tuple[MergeEntry, InspectedSource]]:
     """What a merge is given: each entry with its payload, in the order of the entries.
 
     Raises:
         JournalError: A payload isn't there, or it is damaged.
         StorageError: The system refused.
     """
-    return [(entry, whole_payload(StoredPayload.open(journal, entry.ref, sizes))) for entry in entries]
+    sources = [(entry, StoredPayload.open(journal, entry.ref, sizes)) for entry in entries]
+    return [(entry, InspectedSource(source=stored, norms=stored.norms)) for entry, stored in sources]
 
 
-def _chunks_of(meta: bytes, ref: str) -> list[StoredChunk]:
+def _parts_of(meta: bytes, ref: str) -> tuple[list[StoredChunk], list[float]]:
     try:
-        places = json.loads(meta)["chunks"]
-        return [StoredChunk(start, end, JournalRef(*place)) for start, end, *place in places]
+        parts = json.loads(meta)
+        chunks = [StoredChunk(start, end, JournalRef(*place)) for start, end, *place in parts["chunks"]]
+        return chunks, [float(norm) for norm in parts["norms"]]
     except (ValueError, KeyError, TypeError) as exc:
-        raise JournalError(f"the record at {ref} doesn't say where its chunks are") from exc
+        raise JournalError(f"the record at {ref} doesn't say what it is made of") from exc

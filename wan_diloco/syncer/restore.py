@@ -12,6 +12,7 @@ stored bytes, which learners may have already, and must have the digest on the t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from wan_diloco.storage import (
 from wan_diloco.storage.filesystem import ensure_folder
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths, MergedFragment, snapshot_tensors
 from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, KIND_TAPE, parse_ref
-from wan_diloco.syncer.payloads import merge_payloads
+from wan_diloco.syncer.payloads import merge_sources
 from wan_diloco.units import FragmentId
 
 if TYPE_CHECKING:
@@ -248,10 +249,13 @@ class _Replay:
     def _publish(self, record: FragmentPublished, closed: RoundClosed) -> None:
         fragment_id = record.fragment_id
         before = self._store.value(fragment_id)
-        entries = merge_payloads(self._journal, self._maths.sizes(fragment_id), closed.entries)
+        # A merge changes what it is given, and the stored bytes are added to the value before.
+        before = dataclasses.replace(before, published_N=before.published_N.clone())
+        old_published_N = self._store.value(fragment_id).published_N
+        entries = merge_sources(self._journal, self._maths.sizes(fragment_id), closed.entries)
         merged = self._maths.merge(fragment_id, before, record.version, closed.global_step, entries)
         stored = self._publication(fragment_id, record.ref)
-        published_N = self._maths.published_after(fragment_id, before.published_N, stored)
+        published_N = self._maths.published_after(fragment_id, old_published_N, stored)
         if digest(published_N) != record.digest:
             raise CheckpointError(
                 f"fragment {fragment_id} at version {record.version} comes out with digest {digest(published_N)}, "

@@ -50,7 +50,7 @@ from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import FragmentPublished
 from wan_diloco.syncer.evaluation import Curve
-from wan_diloco.syncer.fragments_store import FragmentStore, Maths
+from wan_diloco.syncer.fragments_store import FragmentStore, Hold, Maths
 from wan_diloco.syncer.inbox import Inbox
 from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper
@@ -132,6 +132,7 @@ class SyncerService:
             packing=parts.packing,
             workers=parts.workers,
             emit=self._emit,
+            report=parts.observer.reason,
         )
         self._sessions: dict[SessionId, Session] = {}
         self._names: dict[SessionId, LearnerId] = {}
@@ -352,9 +353,7 @@ class SyncerService:
                     task.add_done_callback(self._merging.discard)
             case SendUpdate():
                 if not self._stopping and effect.session in self._names:
-                    value = self._parts.store.value(effect.header.fragment_id)
-                    published = None if effect.chain else PublishedValue(value.version, value.published_N)
-                    self._spawn(self._send(effect, published))
+                    self._begin_update(effect)
             case ShowReason():
                 self._parts.observer.reason(effect.topic, effect.text)
             case EndRun():
@@ -367,9 +366,23 @@ class SyncerService:
 
     # ---- beside the loop -------------------------------------------------------------------------
 
-    async def _send(self, effect: SendUpdate, published: PublishedValue | None) -> None:
+    def _begin_update(self, effect: SendUpdate) -> None:
         """Bring an update to a learner: a chain of stored ones, or the value of the moment when this was decided."""
+        fragment_id, store = effect.header.fragment_id, self._parts.store
+        if effect.chain:
+            self._spawn(self._send(effect, None, None))
+        elif store.changing(fragment_id):
+            # In a moment there will be another value, and it will be decided anew what is lacking.
+            self._spawn(self._retry(effect))
+        else:
+            hold = store.hold([fragment_id])
+            value = hold.values.pop(fragment_id)
+            self._spawn(self._send(effect, PublishedValue(value.version, value.published_N), hold))
+
+    async def _send(self, effect: SendUpdate, published: PublishedValue | None, hold: Hold | None) -> None:
         async with contextlib.AsyncExitStack() as held:
+            if hold is not None:
+                held.callback(hold.end)
             if published is not None and (gate := self._value_gates.get(effect.session)) is not None:
                 # A joiner lacks every fragment: packed all at once they would be a whole model for each joiner.
                 await held.enter_async_context(gate)
@@ -393,8 +406,11 @@ class SyncerService:
             pass  # the session's end is told by itself
         except StorageError as exc:
             self._parts.observer.event("update_unreadable", str(exc))
+        await self._retry(effect)
+
+    async def _retry(self, effect: SendUpdate) -> None:
         await asyncio.sleep(_RETRY_S)
-        self._emit(TransferBroken(session=effect.session, fragment_id=fragment_id))
+        self._emit(TransferBroken(session=effect.session, fragment_id=effect.header.fragment_id))
 
     async def _tick(self) -> None:
         told_s = self._clock.now_s()
@@ -418,7 +434,7 @@ class SyncerService:
             self.unevaluated = await self._parts.curve.finish(
                 step,
                 state.ledger.trained.tokens,
-                self._parts.store.values(),
+                self._parts.store.hold(),
                 elapsed_s=self._parts.observer.to_elapsed_s(self.ended_s),
             )
         try:
@@ -431,19 +447,28 @@ class SyncerService:
 
     def _look_after(self) -> None:
         """What hangs on the state as a whole: snapshots, and points of the curve."""
-        if self._clock.now_s() >= self._next_snapshot_s:
-            self._next_snapshot_s = self._clock.now_s() + self._parts.snapshot_every_s
+        curve, now_s = self._parts.curve, self._clock.now_s()
+        step = GlobalStep(self._machine.context.membership.global_step)
+        on_curve = curve is not None and self._machine.state.started and not self._finishing and curve.due(step)
+        snapshot_due = now_s >= self._next_snapshot_s
+        # All values of one moment can be had only while no merge changes any: those that begin now don't.
+        self._merges.on_copies = (on_curve or snapshot_due) and not self._parts.store.settled
+        if self._merges.on_copies:
+            return
+        if snapshot_due:
+            self._next_snapshot_s = now_s + self._parts.snapshot_every_s
             # Captured here and now: between two batches state, tape and store say the same.
             if (capture := self._capture()) is not None:
                 self._spawn(self._write_snapshot(capture))
-        curve = self._parts.curve
-        step = GlobalStep(self._machine.context.membership.global_step)
-        if curve is not None and self._machine.state.started and not self._finishing and curve.due(step):
+        if curve is not None and on_curve:
             tokens = self._machine.state.ledger.trained.tokens
-            elapsed_s = self._parts.observer.to_elapsed_s(self._clock.now_s())
-            self._spawn(curve.publish(step, tokens, self._parts.store.values(), elapsed_s=elapsed_s))
+            elapsed_s = self._parts.observer.to_elapsed_s(now_s)
+            curve.took(step)
+            self._spawn(curve.publish(step, tokens, self._parts.store.hold(), elapsed_s=elapsed_s))
 
     def _capture(self) -> Capture | None:
+        if not self._parts.store.settled:
+            return None  # at the end, when the disk didn't take a publication: the last snapshot stands
         return self._parts.snapshots.capture(self._machine.state, self._parts.store)
 
     async def _write_snapshot(self, capture: Capture) -> None:

@@ -1,8 +1,8 @@
 """Snapshots of the syncer's state while it runs, and what of the journal they make superfluous.
 
-Values are never changed in place, so a capture is a list of references: the service goes on merging
-while another thread writes, and each value is let go of as soon as it is written. One at a time; one
-that is asked for meanwhile is skipped and counted.
+A capture holds all values as they are at one moment: the service goes on merging, on copies of what is
+held, while another thread writes, and each fragment is let go of as soon as it is written. One at a time;
+one that is asked for meanwhile is skipped and counted.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from wan_diloco.errors import CheckpointError, ConfigError, StorageError
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.storage import JournalRef, Snapshot, keep_last
-from wan_diloco.syncer.fragments_store import FragmentStore, snapshot_tensors
+from wan_diloco.syncer.fragments_store import FragmentStore, Hold, snapshot_tensors
 from wan_diloco.syncer.journal_keeper import JournalKeeper
 from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name, state_refs
 from wan_diloco.syncer.workers import Workers, in_executor
-
-if TYPE_CHECKING:
-    import torch
+from wan_diloco.units import FragmentId
 
 __all__ = ["Capture", "SnapshotKeeper", "newest_sequence"]
 
@@ -34,11 +32,11 @@ class Capture:
     """The state at one moment.
 
     Attributes:
-        tensors: All values; emptied while they are written, so that what was superseded meanwhile goes.
+        hold: On all values.
         floor: The oldest journal segment that a restart from it would read.
     """
 
-    tensors: dict[str, torch.Tensor]
+    hold: Hold
     manifest: dict[str, Any]
     floor: int
     last_tape: JournalRef | None
@@ -84,8 +82,8 @@ class SnapshotKeeper:
     def capture(self, state: SyncerState, store: FragmentStore) -> Capture | None:
         """Take hold of everything now; None when nothing happened since the last one, or one is being written.
 
-        Ordering: while every record that the state has seen is on the tape, and every publication on the
-        tape is in the store.
+        Ordering: while the store is settled, every record that the state has seen is on the tape, and every
+        publication on the tape is in the store.
         """
         assert not self._keeper.recording, "the state is ahead of the tape"
         if self._keeper.last_tape == self._covered:
@@ -95,7 +93,7 @@ class SnapshotKeeper:
             return None
         self._busy = True
         return Capture(
-            tensors=snapshot_tensors(store.values()),
+            hold=store.hold(),
             manifest=snapshot_manifest(state, self._agreement, self._keeper.last_tape),
             floor=self._keeper.floor(state_refs(state)),
             last_tape=self._keeper.last_tape,
@@ -119,12 +117,22 @@ class SnapshotKeeper:
             return f"no snapshot could be written: {exc}"
         finally:
             self._busy = False
+            capture.hold.end()
         self._covered = capture.last_tape
         self._floors = floors
         return ""
 
     def _write(self, name: str, capture: Capture, floor: int) -> None:
-        Snapshot(tensors=capture.tensors, manifest=capture.manifest).write(self._folder, name)
+        tensors = snapshot_tensors(tuple(capture.hold.values.values()))
+        capture.hold.values = {}
+
+        def written(tensor: str) -> None:
+            # The last of each fragment, as `snapshot_tensors` has them.
+            part, _, fragment_id = tensor.partition(".")
+            if part == "momentum":
+                capture.hold.let_go(FragmentId(int(fragment_id)))
+
+        Snapshot(tensors=tensors, manifest=capture.manifest).write(self._folder, name, written)
         self._written.append(name)
         keep_last(self._folder, _KEPT, self._written)
         self._keeper.drop_before(floor)

@@ -16,8 +16,9 @@ from wan_diloco.errors import DecodeError, NonFiniteError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import SessionId, SyncerEvent, UploadFailed, UploadStored
 from wan_diloco.protocol.messages import ContributionHeader, RefusalReason
+from wan_diloco.syncer.fragments_store import InspectedSource
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, JournalKeeper
-from wan_diloco.syncer.payloads import StoredPayload, contribution_meta, whole_payload
+from wan_diloco.syncer.payloads import StoredPayload, contribution_meta
 from wan_diloco.syncer.workers import Workers, in_executor
 
 if TYPE_CHECKING:
@@ -92,30 +93,34 @@ async def store_upload(
     sizes = PayloadSizes(codes_bytes=header.codes_bytes, scales_bytes=header.scales_bytes)
     payload = StoredPayload(keeper.journal, sizes, chunks, row)
     try:
-        problem = await in_executor(workers.maths, lambda: _problem(header, payload, maths))
-        if problem is not None:
-            reason, detail = problem
+        found = await in_executor(workers.maths, lambda: _inspected(header, payload, maths))
+        if not isinstance(found, InspectedSource):
+            reason, detail = found
             emit(UploadFailed(session=session, header=header, reason=reason, detail=detail))
             return
-        meta = contribution_meta(serial.to_json(header), chunks)
+        meta = contribution_meta(serial.to_json(header), chunks, found.norms)
         ref = await keeper.append_waiting(KIND_CONTRIBUTION, meta, (row,), oldest=spool.oldest_segment)
         emit(UploadStored(session=session, header=header, ref=ref, payload_bytes=wire_bytes))
     finally:
         spool.abandon()
 
 
-def _problem(header: ContributionHeader, payload: StoredPayload, maths: Maths) -> tuple[RefusalReason, str] | None:
+def _inspected(
+    header: ContributionHeader, payload: StoredPayload, maths: Maths
+) -> InspectedSource | tuple[RefusalReason, str]:
+    """What a merge needs to know of it, or why it is refused."""
     if header.codec != maths.codec.name:
         return RefusalReason.WRONG_CODEC, f"the codec is {header.codec!r}, this run uses {maths.codec.name!r}"
     if not 0 <= header.key.fragment_id < maths.layout.num_fragments:
         return RefusalReason.GARBAGE, f"there is no fragment {header.key.fragment_id}"
+    if payload.sizes != maths.sizes(header.key.fragment_id):
+        return RefusalReason.WRONG_LENGTH, f"{payload.sizes} isn't {maths.sizes(header.key.fragment_id)}"
     if header.steps < 1 or header.tokens < 1:
         return RefusalReason.NO_STEPS, f"{header.tokens} tokens in {header.steps} steps have no weight"
     try:
-        maths.check(header.key.fragment_id, whole_payload(payload))
+        return maths.inspect(header.key.fragment_id, payload)
     except NonFiniteError as exc:
         return RefusalReason.NON_FINITE, exc.detail
     except DecodeError as exc:
         known = exc.reason in set(RefusalReason)
         return RefusalReason(exc.reason) if known else RefusalReason.GARBAGE, exc.detail
-    return None

@@ -105,7 +105,7 @@ def test_a_contribution_whose_acknowledgement_was_lost_is_merged_once(tmp_path, 
                 east, west = Sender(network, "east", 1.0, east), Sender(network, "west", 3.0, west)
                 async with syncer(network, CONFIG, tmp_path, resume=True) as made, both(east, west):
                     await conclude(made, east, west)
-            return before_N, made.restored.store.value(FIRST).published_N, made
+            return before_N, made.restored.store.value(FIRST).published_N.clone(), made
 
     before_N, after_N, made = asyncio.run(story())
     # The mean of 1 and 3; with the first counted twice it would be 5 / 3.

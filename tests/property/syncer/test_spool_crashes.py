@@ -10,12 +10,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.payloads import whole_payload
 from tests.support.transport import contribution, random_buffers
 from wan_diloco.algorithm.codec import PayloadSizes
 from wan_diloco.storage import Journal
 from wan_diloco.storage.journal_format import SEGMENT_HEADER_BYTES
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, JournalKeeper, TapeMirror, format_ref
-from wan_diloco.syncer.payloads import StoredPayload, contribution_meta, whole_payload
+from wan_diloco.syncer.payloads import StoredPayload, contribution_meta
 from wan_diloco.syncer.spool import Spool
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.wire.frames import Buffers, pack
@@ -52,7 +53,7 @@ def _write(folder: Path, order: list[tuple[int, bool]]) -> dict[str, int]:
                 await spools[number].put(message)
             elif number not in made.values():
                 spool = spools[number]
-                meta = contribution_meta({}, spool.chunks)
+                meta = contribution_meta({}, spool.chunks, ())
                 ref = await keeper.append(KIND_CONTRIBUTION, meta, (spool.row,), oldest=spool.oldest_segment)
                 made[ref] = number
             if flush:

@@ -7,11 +7,12 @@ import torch
 
 from tests.support.syncer import contribution, maths_of, small_delta, tiny_config
 from wan_diloco.algorithm.codec import Payload
-from wan_diloco.errors import CheckpointError, NonFiniteError
+from wan_diloco.errors import CheckpointError, JournalError, NonFiniteError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol.tape import MergeEntry
 from wan_diloco.syncer.fragments_store import (
     FragmentStore,
+    InspectedSource,
     MergedFragment,
     published_tensors,
     snapshot_tensors,
@@ -31,7 +32,7 @@ def _entries(maths, payloads):
                 payload_bytes=1,
                 staleness=0,
             ),
-            payload,
+            maths.inspect(FIRST, payload.source()),
         )
         for learner, payload in payloads
     ]
@@ -42,16 +43,18 @@ def _fresh(**tables):
     return maths_of(config), FragmentStore.fresh(maths_of(config).layout, model_tensors(build_model(config)))
 
 
-def _merge(maths, store, seeds=(1, 2), to_version=V1, step=8) -> MergedFragment:
+def _merge(maths, store, seeds=(1, 2), to_version=V1, step=8, *, copy=True) -> MergedFragment:
     payloads = [(f"learner-{seed}", small_delta(maths, FIRST, seed)) for seed in seeds]
-    return maths.merge(FIRST, store.value(FIRST), to_version, GlobalStep(step), _entries(maths, payloads))
+    value = store.take(FIRST, copy=copy)
+    return maths.merge(FIRST, value, to_version, GlobalStep(step), _entries(maths, payloads))
 
 
 def test_one_learner_without_outer_momentum_becomes_the_new_value():
     maths, store = _fresh(outer={"lr": 1.0, "momentum": 0.0}, wire={"codec": "f32"})
     delta_N = torch.full((maths.fragment(FIRST).numel,), 0.125)
     payload = maths.codec.encode(delta_N, maths.table(FIRST))
-    merged = maths.merge(FIRST, store.value(FIRST), V1, GlobalStep(4), _entries(maths, [("east", payload)]))
+    value = store.take(FIRST, copy=True)
+    merged = maths.merge(FIRST, value, V1, GlobalStep(4), _entries(maths, [("east", payload)]))
     assert torch.equal(merged.value.exact_N, store.value(FIRST).exact_N - delta_N)
     assert torch.equal(merged.value.published_N, merged.value.exact_N)
 
@@ -70,32 +73,73 @@ def test_what_quantisation_lost_is_published_in_the_next_round():
     behind_N = store.value(FIRST).exact_N - store.value(FIRST).published_N
     assert float(behind_N.abs().max()) > 0.0
     zero = maths.codec.encode(torch.zeros_like(behind_N), maths.table(FIRST))
-    store.install(maths.merge(FIRST, store.value(FIRST), V2, GlobalStep(8), _entries(maths, [("east", zero)])))
+    store.install(maths.merge(FIRST, store.take(FIRST), V2, GlobalStep(8), _entries(maths, [("east", zero)])))
     left_N = store.value(FIRST).exact_N - store.value(FIRST).published_N
     assert float(left_N.norm()) < 0.3 * float(behind_N.norm())
 
 
-def test_values_read_before_an_install_stay_as_they_were():
+def test_a_merge_changes_the_values_in_place_and_nobody_else_may_look_meanwhile():
     maths, store = _fresh()
-    before = store.values()
-    digests = [value.digest for value in before]
-    copies = [value.exact_N.clone() for value in before]
-    store.install(_merge(maths, store))
-    assert [value.digest for value in before] == digests
-    assert all(torch.equal(value.exact_N, copy) for value, copy in zip(before, copies, strict=True))
+    before = store.value(FIRST)
+    places = [tensor.data_ptr() for tensor in (before.exact_N, before.published_N, before.momentum_N)]
+    merged = _merge(maths, store, copy=False)
+    assert store.changing(FIRST)
+    assert not store.settled
+    for look in (store.values, store.hold, lambda: store.value(FIRST)):
+        with pytest.raises(AssertionError, match="being changed"):
+            look()
+    store.install(merged)
+    after = store.value(FIRST)
+    assert [tensor.data_ptr() for tensor in (after.exact_N, after.published_N, after.momentum_N)] == places
+    assert store.settled
+
+
+@pytest.mark.parametrize("fragment_ids", [None, [FIRST]])
+def test_what_is_held_stays_as_it_is_until_it_is_let_go(fragment_ids):
+    maths, store = _fresh()
+    hold = store.hold(fragment_ids)
+    copies = {fragment_id: value.exact_N.clone() for fragment_id, value in hold.values.items()}
+    held = dict(hold.values)
+    store.install(_merge(maths, store, copy=False))
+    assert store.settled
+    assert all(torch.equal(value.exact_N, copies[fragment_id]) for fragment_id, value in held.items())
     assert store.value(FIRST).version == V1
+    hold.let_go(FIRST)
+    store.take(FIRST)
+    assert store.changing(FIRST)
+    store.give_back(FIRST)
+    hold.end()
+    hold.end()
+    assert store.settled
 
 
-def test_a_merge_with_a_non_finite_contribution_changes_nothing():
-    maths, store = _fresh()
+def test_a_non_finite_contribution_is_found_when_it_comes_in():
+    maths, _ = _fresh()
     good = small_delta(maths, FIRST, 1)
     scales = good.scales.copy()
     scales[:2] = 0xFF  # a NaN in bf16
     bad = Payload(codes=good.codes, scales=scales)
-    before = store.value(FIRST)
     with pytest.raises(NonFiniteError):
-        maths.merge(FIRST, before, V1, GlobalStep(4), _entries(maths, [("a", good), ("b", bad)]))
-    assert store.value(FIRST) is before
+        maths.inspect(FIRST, bad.source())
+
+
+def test_a_merge_that_cannot_read_a_contribution_changes_nothing():
+    maths, store = _fresh()
+
+    class Unreadable:
+        def codes_into(self, start, out):
+            raise JournalError("a chunk is damaged")
+
+        def scales(self):
+            return small_delta(maths, FIRST, 2).scales
+
+    before = store.value(FIRST).exact_N.clone()
+    (entry, good), (other, _) = _entries(maths, [(name, small_delta(maths, FIRST, 1)) for name in ("a", "b")])
+    bad = InspectedSource(source=Unreadable(), norms=good.norms)
+    with pytest.raises(JournalError):
+        maths.merge(FIRST, store.take(FIRST), V1, GlobalStep(4), [(entry, good), (other, bad)])
+    store.give_back(FIRST)
+    assert torch.equal(store.value(FIRST).exact_N, before)
 
 
 def test_the_momentum_rises_with_the_global_step():

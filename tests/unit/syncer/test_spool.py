@@ -9,13 +9,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from tests.support.payloads import whole_payload
 from tests.support.transport import contribution, random_buffers, random_bytes
 from wan_diloco.algorithm.codec import PayloadSizes
 from wan_diloco.errors import DecodeError, JournalError, StorageError, TransportError
 from wan_diloco.storage import Journal
 from wan_diloco.syncer import journal_keeper
 from wan_diloco.syncer.journal_keeper import KIND_CHUNK, JournalKeeper, TapeMirror
-from wan_diloco.syncer.payloads import StoredPayload, whole_payload
+from wan_diloco.syncer.payloads import StoredPayload
 from wan_diloco.syncer.spool import Spool
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.wire.frames import encode_frame, pack

@@ -8,13 +8,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.support.payloads import whole_payload
 from tests.support.syncer import contribution, maths_of, small_delta, tiny_config
 from wan_diloco.protocol.events import SessionId, UploadFailed, UploadStored
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.storage import Journal
 from wan_diloco.syncer import spool
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, JournalKeeper, TapeMirror
-from wan_diloco.syncer.payloads import StoredPayload, whole_payload
+from wan_diloco.syncer.payloads import StoredPayload
 from wan_diloco.syncer.spool import Spool
 from wan_diloco.syncer.uploads import Offers, store_upload
 from wan_diloco.syncer.workers import Workers
