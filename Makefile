@@ -19,7 +19,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup test lint type fmt layers proto proto-check proto-lint unit test-slow test-all demo bench clean
+.PHONY: help setup kernels test lint type fmt layers proto proto-check proto-lint unit test-slow test-all demo bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,11 +47,15 @@ type: setup ## types, strictly
 layers: setup ## imports point down only
 	$(BIN)/lint-imports
 
-unit: setup ## the quick tests, and the coverage of decisions and maths
+# A new machine compiles the kernels once, for about a minute; many processes that begin at once would all wait for it.
+kernels: setup
+	@$(BIN)/python -c 'import wan_diloco.algorithm.merge'
+
+unit: kernels ## the quick tests, and the coverage of decisions and maths
 	$(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal --cov --cov-report=
 	$(BIN)/coverage report --include='$(COVERED)' --fail-under=$(COVERED_MIN)
 
-test-slow: setup ## what takes longer than a minute
+test-slow: kernels ## what takes longer than a minute
 	$(PYTEST) -m 'slow and not lab and not gpu'
 
 test-all: test test-slow ## both
@@ -72,14 +76,14 @@ proto-lint: ## the wire contract's style, where buf is installed
 	@if command -v buf > /dev/null; then buf lint proto; \
 	else echo 'proto-lint skipped: buf is not installed (it comes from npm: @bufbuild/buf)'; fi
 
-demo: setup ## train one model in four regions on this machine
+demo: kernels ## train one model in four regions on this machine
 	@# four learners that all read torch from a cold disk are slower than one that does it for them
 	@$(BIN)/python -c 'import grpc, torch'
 	@# a folder holds one run; a second demo gets one of its own
 	@number=1; folder=runs/demo; while [ -e "$$folder" ]; do number=$$((number + 1)); folder=runs/demo-$$number; done; \
 	$(BIN)/wan-diloco run deploy/demo.toml --run-folder "$$folder"
 
-bench: setup ## measure what the README says
+bench: kernels ## measure what the README says
 	@shopt -s nullglob; programs=(bench/*.py); \
 	[ $${#programs[@]} -gt 0 ] || { echo 'bench/ has no programs' >&2; exit 1; }; \
 	for program in "$${programs[@]}"; do $(BIN)/python "$$program"; done

@@ -42,6 +42,7 @@ import numpy.typing as npt
 from wan_diloco.algorithm.blocks import BlockTable, norm
 from wan_diloco.algorithm.codec.base import Codec, Payload, PayloadSource, as_halves
 from wan_diloco.algorithm.kernels import merging, passes
+from wan_diloco.algorithm.kernels.memory import workspace
 from wan_diloco.algorithm.kernels.segments import BlockMap
 from wan_diloco.algorithm.layout import Fragment, MergeRule
 from wan_diloco.algorithm.rounding import round_f32
@@ -129,7 +130,16 @@ def inspect_payload(fragment: Fragment, table: BlockTable, codec: Codec, source:
         codes = np.empty(blocks.code(high) - blocks.code(low), np.uint8)
         source.codes_into(blocks.code(low), codes)
         bad += passes.measure(
-            codec.kind, codes, halves[low:], blocks.segments, low, high, sums_B[low:], blocks.code(low), low
+            codec.kind,
+            codes,
+            halves[low:],
+            blocks.segments,
+            low,
+            high,
+            sums_B[low:],
+            blocks.code(low),
+            low,
+            workspace(),
         )
     if bad:
         raise NonFiniteError(f"decoded values, in {bad} of {table.num_blocks} blocks")
@@ -258,9 +268,8 @@ class _Merge:
                 stop,
                 mean_sums[start - low :],
                 direction_sums[start - low :],
-                0,
-                0,
                 start,
+                workspace(),
             )
 
         self._in_parts(low, high, sums)
@@ -285,8 +294,7 @@ class _Merge:
                     self._rule,
                     self._codes,
                     self._halves,
-                    0,
-                    0,
+                    workspace(),
                 )
             )
 

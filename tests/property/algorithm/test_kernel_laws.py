@@ -17,6 +17,7 @@ from wan_diloco.algorithm.blocks import block_sums_of_squares, build_block_table
 from wan_diloco.algorithm.codec import CODEC_NAMES, Payload, codec_by_name
 from wan_diloco.algorithm.codec.base import as_halves
 from wan_diloco.algorithm.kernels import passes
+from wan_diloco.algorithm.kernels.memory import workspace
 from wan_diloco.algorithm.kernels.segments import BlockMap
 from wan_diloco.algorithm.layout import MergeRule, TensorSpec, build_layout
 from wan_diloco.algorithm.merge import FragmentTensors, merge_and_publish
@@ -111,10 +112,12 @@ def test_blocks_can_be_done_in_any_parts(name, shapes, seed, cuts):
         assert scales.tobytes() == whole.scales[2 * low : 2 * high].tobytes()
         found = np.empty(high - low, np.float32)
         place = (blocks.segments, low, high)
-        passes.measure(codec.kind, codes, as_halves(scales), *place, found, blocks.code(low), low)
+        passes.measure(codec.kind, codes, as_halves(scales), *place, found, blocks.code(low), low, workspace())
         assert found.tobytes() == sums[low:high].tobytes()
         weight = np.float32(0.3)
-        passes.add(codec.kind, codes, as_halves(scales), *place, weight, total.numpy(), 0, blocks.code(low), low)
+        passes.add(
+            codec.kind, codes, as_halves(scales), *place, weight, total.numpy(), 0, blocks.code(low), low, workspace()
+        )
     assert torch.equal(total, 0.0 + plain.decode(whole, codec, table) * float(weight))
 
 

@@ -22,6 +22,7 @@ import torch
 
 from wan_diloco.algorithm.blocks import BlockTable
 from wan_diloco.algorithm.kernels import passes
+from wan_diloco.algorithm.kernels.memory import workspace
 from wan_diloco.algorithm.kernels.segments import BlockMap
 from wan_diloco.errors import DecodeError, NonFiniteError
 
@@ -170,6 +171,7 @@ class Codec(ABC):
             0,
             blocks.code(low),
             low,
+            workspace(),
         )
         if bad:
             raise NonFiniteError(f"values to encode, in {bad} of {high - low} blocks")
@@ -202,7 +204,9 @@ class Codec(ABC):
         base = _NOTHING if base_N is None else base_N.detach().contiguous().numpy()
         blocks = BlockMap(self.kind, table)
         codes, halves = as_codes(payload.codes), as_halves(payload.scales)
-        passes.decode(self.kind, codes, halves, blocks.segments, 0, table.num_blocks, base, out_N.numpy(), 0, 0, 0)
+        passes.decode(
+            self.kind, codes, halves, blocks.segments, 0, table.num_blocks, base, out_N.numpy(), 0, 0, 0, workspace()
+        )
         return out_N
 
     def check(self, payload: Payload, table: BlockTable) -> None:
@@ -225,7 +229,16 @@ class Codec(ABC):
             codes, blocks = as_codes(payload.codes), BlockMap(self.kind, table)
             sums = np.empty(table.num_blocks, np.float32)
             bad = passes.measure(
-                self.kind, codes, as_halves(payload.scales), blocks.segments, 0, table.num_blocks, sums, 0, 0
+                self.kind,
+                codes,
+                as_halves(payload.scales),
+                blocks.segments,
+                0,
+                table.num_blocks,
+                sums,
+                0,
+                0,
+                workspace(),
             )
             if bad:
                 raise NonFiniteError(f"decoded values, in {bad} of {table.num_blocks} blocks")

@@ -1,6 +1,6 @@
 """Groups of blocks: which are done together, and how they come into buffers and out of them.
 
-A few blocks at a time are copied into buffers in the first cache, worked on there by loops over plain vectors, and
+Some blocks at a time are copied into buffers that stay in cache, worked on there by loops over plain vectors, and
 copied back. The short block at the end of a row is worked on alone, as a whole one: what isn't there is zeros. Of
 codecs that pack halves, its halves stand where those of a whole block do, so that no loop knows of it but those that
 copy.
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
-
 from wan_diloco.algorithm.blocks import BLOCK
 from wan_diloco.algorithm.kernels.codes import E3M0, GROUP, INT4, code_bytes, decode_blocks
 from wan_diloco.algorithm.kernels.compiled import f32, inner
@@ -22,11 +20,11 @@ from wan_diloco.algorithm.kernels.compiled import f32, inner
 __all__ = [
     "add_product",
     "add_vectors",
+    "copy",
+    "fill",
     "find_segment",
     "join_halves",
     "load",
-    "make_buffer",
-    "make_padded",
     "place",
     "shape",
     "store",
@@ -78,9 +76,11 @@ def load(kind: int, source: Any, element: int, count: int, n: int, t: Any) -> No
             t[j] = x[j]
         return
     first, second = shape(kind, n)
-    t[:BLOCK] = f32(0)
-    t[:first] = source[element : element + first]
-    t[_HALF : _HALF + second] = source[element + first : element + first + second]
+    fill(t, 0, BLOCK)
+    for j in range(first):
+        t[j] = source[element + j]
+    for j in range(second):
+        t[_HALF + j] = source[element + first + j]
 
 
 @inner
@@ -92,8 +92,10 @@ def store(kind: int, t: Any, target: Any, element: int, count: int, n: int) -> N
             x[j] = t[j]
         return
     first, second = shape(kind, n)
-    target[element : element + first] = t[:first]
-    target[element + first : element + first + second] = t[_HALF : _HALF + second]
+    for j in range(first):
+        target[element + j] = t[j]
+    for j in range(second):
+        target[element + first + j] = t[_HALF + j]
 
 
 @inner
@@ -116,23 +118,26 @@ def unpack(
         decode_blocks(kind, packed, scales[block : block + count], count, t, bits, tools)
         return
     stop = code_bytes(kind, n)
-    padded[:stop] = codes[code : code + stop]
+    for j in range(stop):
+        padded[j] = codes[code + j]
     decode_blocks(kind, padded, scales[block : block + 1], 1, t, bits, tools)
     first, second = shape(kind, n)
-    t[first:_HALF] = f32(0)
-    t[max(first, _HALF + second) : BLOCK] = f32(0)
+    fill(t, first, _HALF)
+    fill(t, max(first, _HALF + second), BLOCK)
 
 
 @inner
-def make_buffer() -> Any:
-    """For the values of a group."""
-    return np.zeros(GROUP * BLOCK, np.float32)
+def fill(t: Any, start: int, stop: int) -> None:
+    """Zeros into t[start:stop]."""
+    for j in range(start, stop):
+        t[j] = f32(0)
 
 
 @inner
-def make_padded() -> Any:
-    """For the codes of a short block, at the length of a whole one."""
-    return np.zeros(4 * BLOCK, np.uint8)
+def copy(source: Any, target: Any, count: int) -> None:
+    """The first elements of one array into another."""
+    for j in range(count):
+        target[j] = source[j]
 
 
 @inner
@@ -184,4 +189,4 @@ def join_halves(kind: int, t: Any, n: int) -> None:
     if n < BLOCK and second > 0:
         for j in range(second):
             t[first + j] = t[_HALF + j]
-        t[n:BLOCK] = f32(0)
+        fill(t, n, BLOCK)

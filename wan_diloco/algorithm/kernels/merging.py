@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba import types
 
 from wan_diloco.algorithm.blocks import BLOCK
 from wan_diloco.algorithm.kernels.codes import (
     F32,
+    GROUP,
     INT4,
     add_blocks,
     code_bytes,
     decode_blocks,
     encode_blocks,
     find_scales,
-    make_tools,
     publish_int4,
 )
 from wan_diloco.algorithm.kernels.compiled import (
@@ -41,15 +40,28 @@ from wan_diloco.algorithm.kernels.compiled import (
 from wan_diloco.algorithm.kernels.groups import (
     add_product,
     add_vectors,
+    copy,
+    fill,
     find_segment,
     join_halves,
     load,
-    make_buffer,
-    make_padded,
     place,
     store,
     sums_of_squares,
     unpack,
+)
+from wan_diloco.algorithm.kernels.memory import (
+    as_byte_rows,
+    as_bytes,
+    as_floats,
+    as_half_rows,
+    as_halves,
+    as_integers,
+    buffer,
+    make_padded,
+    make_small,
+    make_tools,
+    prefetch,
 )
 
 __all__ = ["merge_and_publish", "merged_sums"]
@@ -68,8 +80,7 @@ __all__ = ["merge_and_publish", "merged_sums"]
     VECTOR,
     VECTOR,
     COUNT,
-    COUNT,
-    COUNT,
+    VECTOR,
 )
 def merged_sums(
     kind: int,
@@ -82,9 +93,8 @@ def merged_sums(
     high: int,
     mean_sums: Any,
     direction_sums: Any,
-    c0: int,
-    b0: int,
     s0: int,
+    work: Any,
 ) -> None:
     """What RDA must know before it can begin: sums of squares of the mean and of the direction, block by block.
 
@@ -92,25 +102,32 @@ def merged_sums(
 
     Args:
         kind: Of the codec.
-        codes, scales: uint8 [M, C], uint16 [M, B], windows from byte c0 and block b0.
+        codes, scales: uint8 [M, C], uint16 [M, B].
         weights: float32 [M].
         directions: float32 [M], weight over norm; 0 for a contribution without direction.
         segments: See the module.
         low, high: Blocks.
-        mean_sums, direction_sums: float32, by block from s0.
-        c0, b0, s0: See above.
+        mean_sums, direction_sums: float32, by block.
+        s0: The block with which the sums begin.
+        work: The thread's workspace.
     """
-    t, d, turned, tools, padded = make_buffer(), make_buffer(), make_buffer(), make_tools(), make_padded()
-    bits = t.view(np.int32)
+    codes, scales, weights, directions = (
+        as_byte_rows(codes),
+        as_half_rows(scales),
+        as_floats(weights),
+        as_floats(directions),
+    )
+    mean_sums, direction_sums, work = as_floats(mean_sums), as_floats(direction_sums), as_floats(work)
+    t, d, turned = buffer(work, 0), buffer(work, 1), buffer(work, 2)
+    tools, padded, bits = make_tools(work), make_padded(work), as_integers(t)
     at, block = 0, low
     while block < high:
         at = find_segment(segments, block, at)
         _, code, count, n = place(kind, segments, at, block, high)
-        b = block - b0
-        d[:] = f32(0)
-        turned[:] = f32(0)
+        fill(d, 0, count * BLOCK)
+        fill(turned, 0, count * BLOCK)
         for m in range(weights.size):
-            unpack(kind, codes[m], scales[m], code - c0, b, count, n, t, bits, padded, tools)
+            unpack(kind, codes[m], scales[m], code, block, count, n, t, bits, padded, tools)
             add_product(d, t, weights[m], count)
             if directions[m] != f32(0):
                 add_product(turned, t, directions[m], count)
@@ -139,7 +156,7 @@ def _merge(
     tools: Any,
 ) -> None:
     """A weighted sum into d, in the order of the contributions; those without weight are left out."""
-    d[:] = f32(0)
+    fill(d, 0, count * BLOCK)
     for m in range(weights.size):
         if weights[m] == f32(0):
             continue
@@ -179,9 +196,25 @@ def _step_finite(
             continue
         tools[2][block] = f32(0)
         if kind == F32:
-            t[start:stop] = published[start:stop]
+            copy(published[start:stop], t[start:stop], BLOCK)
         else:
-            t[start:stop] = f32(0)
+            fill(t, start, stop)
+
+
+@inner
+def _make_smalls(work: Any) -> Any:
+    """What encoding works with, and the three values of a short block."""
+    spares = (make_small(work, 0), as_integers(make_small(work, 0)), as_integers(make_small(work, 1)))
+    return spares, (make_small(work, 2), make_small(work, 3), make_small(work, 4))
+
+
+@inner
+def _prefetch_next(kind: int, codes: Any, state: Any, element: int, code: int) -> None:
+    """Have the next group on its way while this one is worked on."""
+    for part in range(3):
+        prefetch(state[part], element, GROUP * BLOCK)
+    for m in range(codes.shape[0]):
+        prefetch(codes[m], code, GROUP * code_bytes(kind, BLOCK))
 
 
 @inner
@@ -254,8 +287,7 @@ def _publish(
     kind: int,
     t: Any,
     bits: Any,
-    work: Any,
-    spare: Any,
+    spares: Any,
     count: int,
     packed: Any,
     halves: Any,
@@ -268,10 +300,10 @@ def _publish(
     if kind == INT4:
         publish_int4(t, count, packed, halves, published, tools)
         return
-    encode_blocks(kind, t, bits, work, work.view(np.int32), spare, count, packed, tools)
+    encode_blocks(kind, t, bits, spares[0], spares[1], spares[2], count, packed, tools)
     decode_blocks(kind, packed, halves, count, d, d_bits, tools)
     if kind == F32:
-        published[:] = d[: published.size]
+        copy(d, published, published.size)
     else:
         add_vectors(published, d, published)
 
@@ -291,8 +323,7 @@ def _publish(
     PAIR,
     BYTES,
     HALVES,
-    COUNT,
-    COUNT,
+    VECTOR,
 )
 def merge_and_publish(
     kind: int,
@@ -308,14 +339,13 @@ def merge_and_publish(
     rule: Any,
     new_codes: Any,
     new_scales: Any,
-    c0: int,
-    b0: int,
+    work: Any,
 ) -> int:
     """Merge, take the outer step, and publish, in one pass over everything; values change in place.
 
     Args:
         kind: Of the codec.
-        codes, scales: uint8 [M, C], uint16 [M, B], windows from byte c0 and block b0.
+        codes, scales: uint8 [M, C], uint16 [M, B].
         weights: float32 [M].
         directions: float32 [M], see `merged_sums`; empty for the plain mean.
         blend: Factors of mean and direction.
@@ -324,25 +354,31 @@ def merge_and_publish(
         state: Exact value, momentum, published value; float32 [N] each.
         rule: Outer momentum and rate.
         new_codes, new_scales: Of the publication of the whole fragment.
-        c0, b0: See above.
+        work: The thread's workspace.
 
     Returns:
         How many blocks would not have been finite; those are as they were before.
     """
-    t, d, mean, zeros = make_buffer(), make_buffer(), make_buffer(), make_buffer()
-    tools, padded = make_tools(), make_padded()
-    bits, d_bits = t.view(np.int32), d.view(np.int32)
-    work, spare = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.int32)
-    short = (np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32))
+    codes, scales, weights, directions = (
+        as_byte_rows(codes),
+        as_half_rows(scales),
+        as_floats(weights),
+        as_floats(directions),
+    )
+    state = (as_floats(state[0]), as_floats(state[1]), as_floats(state[2]))
+    new_codes, new_scales, work = as_bytes(new_codes), as_halves(new_scales), as_floats(work)
+    t, d, mean, zeros = buffer(work, 0), buffer(work, 1), buffer(work, 2), buffer(work, 3)
+    tools, padded, bits, d_bits = make_tools(work), make_padded(work), as_integers(t), as_integers(d)
+    spares, short = _make_smalls(work)
+    fill(zeros, 0, zeros.size)
     bad, at, block = 0, 0, low
     while block < high:
         at = find_segment(segments, block, at)
         element, code, count, n = place(kind, segments, at, block, high)
         factors = (weights, directions, blend)
-        _merge_group(
-            kind, codes, scales, factors, code - c0, block - b0, count, n, d, d_bits, mean, t, bits, padded, tools
-        )
+        _merge_group(kind, codes, scales, factors, code, block, count, n, d, d_bits, mean, t, bits, padded, tools)
         code_stop = code + count * code_bytes(kind, n)
+        _prefetch_next(kind, codes, state, element + count * BLOCK, code_stop)
         if n < BLOCK:
             for part in range(3):
                 load(kind, state[part], element, 1, n, short[part])
@@ -354,9 +390,9 @@ def merge_and_publish(
         halves = new_scales[block : block + count]
         lacking_from = zeros[: exact.size] if kind == F32 else published
         bad += _step(kind, d, exact, momentum, published, lacking_from, rule, halves, count, t, bits, tools)
-        _publish(kind, t, bits, work, spare, count, packed, halves, published, d, d_bits, tools)
+        _publish(kind, t, bits, spares, count, packed, halves, published, d, d_bits, tools)
         if n < BLOCK:
-            new_codes[code:code_stop] = padded[: code_stop - code]
+            copy(padded, new_codes[code:code_stop], code_stop - code)
             for part in range(3):
                 store(kind, short[part], state[part], element, 1, n)
         block += count

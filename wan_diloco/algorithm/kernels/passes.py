@@ -2,7 +2,8 @@
 
 A range [low, high) counts blocks of the whole fragment; buffers may be windows of it, and `e0`, `c0`, `b0` say which
 element, byte of the codes and block the windows begin with. Blocks don't depend on each other: a range may be cut
-anywhere and its parts run on any threads, with the same bits. `groups` says what segments are.
+anywhere and its parts run on any threads, with the same bits. `groups` says what segments are; the last argument is a
+workspace of this thread.
 
 Legend: N elements, B blocks, C bytes of codes.
 """
@@ -11,11 +12,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
 from numba import types
 
 from wan_diloco.algorithm.blocks import BLOCK
-from wan_diloco.algorithm.kernels.codes import add_blocks, code_bytes, encode_blocks, find_scales, make_tools
+from wan_diloco.algorithm.kernels.codes import GROUP, add_blocks, code_bytes, encode_blocks, find_scales
 from wan_diloco.algorithm.kernels.compiled import (
     BYTES,
     COUNT,
@@ -30,16 +30,26 @@ from wan_diloco.algorithm.kernels.compiled import (
 from wan_diloco.algorithm.kernels.groups import (
     add_product,
     add_vectors,
+    copy,
     find_segment,
     join_halves,
     load,
-    make_buffer,
-    make_padded,
     place,
     store,
     subtract_vectors,
     sums_of_squares,
     unpack,
+)
+from wan_diloco.algorithm.kernels.memory import (
+    as_bytes,
+    as_floats,
+    as_halves,
+    as_integers,
+    buffer,
+    make_padded,
+    make_small,
+    make_tools,
+    prefetch,
 )
 
 __all__ = ["add", "decode", "encode", "measure"]
@@ -48,7 +58,7 @@ _MAGNITUDE: Final = i32(0x7FFFFFFF)
 _INFINITE: Final = i32(0x7F800000)
 
 
-@entry(COUNT, COUNT, VECTOR, VECTOR, SEGMENTS, COUNT, COUNT, BYTES, HALVES, COUNT, COUNT, COUNT)
+@entry(COUNT, COUNT, VECTOR, VECTOR, SEGMENTS, COUNT, COUNT, BYTES, HALVES, COUNT, COUNT, COUNT, VECTOR)
 def encode(
     kind: int,
     values: Any,
@@ -61,21 +71,25 @@ def encode(
     e0: int,
     c0: int,
     b0: int,
+    work: Any,
 ) -> int:
     """Encode values, or values - minus where minus isn't empty.
 
     Returns:
         How many blocks have values that aren't finite; nothing is written for those.
     """
-    t, y, work, tools, padded = make_buffer(), make_buffer(), np.zeros(BLOCK, np.float32), make_tools(), make_padded()
-    bits, word = t.view(np.int32), work.view(np.int32)
-    spare, value_bits = np.zeros(BLOCK, np.int32), values.view(np.int32)
+    values, minus, codes, scales = as_floats(values), as_floats(minus), as_bytes(codes), as_halves(scales)
+    work = as_floats(work)
+    t, y, tools, padded = buffer(work, 0), buffer(work, 1), make_tools(work), make_padded(work)
+    spare_floats, spare = make_small(work, 0), as_integers(make_small(work, 1))
+    bits, word, value_bits = as_integers(t), as_integers(spare_floats), as_integers(values)
     bad, at, block = 0, 0, low
     while block < high:
         at = find_segment(segments, block, at)
         element, code, count, n = place(kind, segments, at, block, high)
         element, code, b = element - e0, code - c0, block - b0
         stop, code_stop = element + count * BLOCK, code + count * code_bytes(kind, n)
+        prefetch(values, stop, GROUP * BLOCK)
         x, x_bits, packed = t, bits, padded
         if n < BLOCK:
             load(kind, values, element, count, n, t)
@@ -91,14 +105,14 @@ def encode(
         worse = find_scales(kind, x_bits, count, scales[b : b + count], tools)
         bad += worse
         if worse == 0:
-            encode_blocks(kind, x, x_bits, work, word, spare, count, packed, tools)
+            encode_blocks(kind, x, x_bits, spare_floats, word, spare, count, packed, tools)
         if n < BLOCK:
-            codes[code:code_stop] = padded[: code_stop - code]
+            copy(padded, codes[code:code_stop], code_stop - code)
         block += count
     return bad
 
 
-@entry(types.void, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, VECTOR, VECTOR, COUNT, COUNT, COUNT)
+@entry(types.void, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, VECTOR, VECTOR, COUNT, COUNT, COUNT, VECTOR)
 def decode(
     kind: int,
     codes: Any,
@@ -111,10 +125,13 @@ def decode(
     e0: int,
     c0: int,
     b0: int,
+    work: Any,
 ) -> None:
     """Decode into out: the values, or base + values where base isn't empty; base and out don't overlap."""
-    t, y, tools, padded = make_buffer(), make_buffer(), make_tools(), make_padded()
-    bits = t.view(np.int32)
+    codes, scales, base, out = as_bytes(codes), as_halves(scales), as_floats(base), as_floats(out)
+    work = as_floats(work)
+    t, y, tools, padded = buffer(work, 0), buffer(work, 1), make_tools(work), make_padded(work)
+    bits = as_integers(t)
     at, block = 0, low
     while block < high:
         at = find_segment(segments, block, at)
@@ -133,7 +150,7 @@ def decode(
         block += count
 
 
-@entry(types.void, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, FACTOR, VECTOR, COUNT, COUNT, COUNT)
+@entry(types.void, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, FACTOR, VECTOR, COUNT, COUNT, COUNT, VECTOR)
 def add(
     kind: int,
     codes: Any,
@@ -146,15 +163,18 @@ def add(
     e0: int,
     c0: int,
     b0: int,
+    work: Any,
 ) -> None:
     """Decode and accumulate: out += weight * values."""
-    t, y, tools, padded = make_buffer(), make_buffer(), make_tools(), make_padded()
-    bits = t.view(np.int32)
+    codes, scales, out, work = as_bytes(codes), as_halves(scales), as_floats(out), as_floats(work)
+    t, y, tools, padded = buffer(work, 0), buffer(work, 1), make_tools(work), make_padded(work)
+    bits = as_integers(t)
     at, block = 0, low
     while block < high:
         at = find_segment(segments, block, at)
         element, code, count, n = place(kind, segments, at, block, high)
         element, code, b = element - e0, code - c0, block - b0
+        prefetch(out, element + count * BLOCK, GROUP * BLOCK)
         if n < BLOCK:
             unpack(kind, codes, scales, code, b, count, n, t, bits, padded, tools)
             load(kind, out, element, count, n, y)
@@ -179,8 +199,10 @@ def _count_infinite(bits: Any, count: int) -> int:
     return bad
 
 
-@entry(COUNT, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, VECTOR, COUNT, COUNT)
-def measure(kind: int, codes: Any, scales: Any, segments: Any, low: int, high: int, sums: Any, c0: int, b0: int) -> int:
+@entry(COUNT, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, VECTOR, COUNT, COUNT, VECTOR)
+def measure(
+    kind: int, codes: Any, scales: Any, segments: Any, low: int, high: int, sums: Any, c0: int, b0: int, work: Any
+) -> int:
     """Sum of squares of the decoded values of each block.
 
     Args:
@@ -194,8 +216,9 @@ def measure(kind: int, codes: Any, scales: Any, segments: Any, low: int, high: i
     Returns:
         How many blocks have values that aren't finite.
     """
-    t, squares, tools, padded = make_buffer(), np.zeros(BLOCK, np.float32), make_tools(), make_padded()
-    bits = t.view(np.int32)
+    codes, scales, sums, work = as_bytes(codes), as_halves(scales), as_floats(sums), as_floats(work)
+    t, squares, tools, padded = buffer(work, 0), make_small(work, 0), make_tools(work), make_padded(work)
+    bits = as_integers(t)
     bad, at, block = 0, 0, low
     while block < high:
         at = find_segment(segments, block, at)
