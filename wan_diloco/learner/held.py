@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from wan_diloco.algorithm.blocks import BlockTable, build_block_table
 from wan_diloco.algorithm.codec import Payload, codec_by_name
 from wan_diloco.algorithm.publication import apply_update, digest
@@ -14,7 +16,7 @@ from wan_diloco.errors import ConfigError, DecodeError
 from wan_diloco.learner.ipc import FragmentPosition, InstallValue
 from wan_diloco.protocol.events import Installed, InstallUpdate
 from wan_diloco.protocol.messages import SegmentKind, UpdateHeader
-from wan_diloco.wire.frames import Buffers, pack
+from wan_diloco.wire.frames import Buffers, pack_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,8 +67,11 @@ class HeldFragment:
         base_N, snapshot_N, table = self._base_N, self._slots.outbox(self._id), self._table
 
         def encode() -> list[bytes]:
-            payload = codec_by_name(wire.codec).encode(base_N, table, snapshot_N)
-            return pack(payload.codes, payload.scales, chunk_bytes=wire.chunk_bytes, zstd=wire.zstd)
+            codec = codec_by_name(wire.codec)
+            scales = np.empty(codec.sizes(table).scales_bytes, np.uint8)
+            # Only what is packed is ever there as a whole; neither the difference nor its codes are.
+            codes = codec.encode_chunks(base_N, table, scales, wire.chunk_bytes, snapshot_N)
+            return pack_chunks(codes, scales, chunk_bytes=wire.chunk_bytes, zstd=wire.zstd)
 
         return encode
 

@@ -19,8 +19,9 @@ nothing that a frame says makes anybody allocate more than one chunk.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -41,6 +42,7 @@ __all__ = [
     "Buffers",
     "Piece",
     "pack",
+    "pack_chunks",
     "spans",
     "unpack",
 ]
@@ -100,10 +102,26 @@ def pack(
     """
     if not 1 <= chunk_bytes <= CHUNK_BYTES_MAX:
         raise ValueError(f"a chunk has 1 to {CHUNK_BYTES_MAX} bytes, not {chunk_bytes}")
+    return pack_chunks(_cut(codes, chunk_bytes), scales, chunk_bytes=chunk_bytes, zstd=zstd)
+
+
+def pack_chunks(
+    codes: Iterable[NDArray[np.uint8]], scales: NDArray[np.uint8], *, chunk_bytes: int, zstd: bool
+) -> list[bytes]:
+    """The same, with codes that come in pieces: none is kept once its message is made.
+
+    Args:
+        codes: In order, each of at most `chunk_bytes`.
+        scales: uint8, 1-D; read when all codes have come.
+        chunk_bytes: Raw bytes a frame.
+        zstd: As for `pack`.
+
+    Thread: any.
+    """
     messages: list[bytes] = []
     open_frames: list[bytes] = []
     open_bytes = 0
-    for frame in (*_frames(_CODES, codes, chunk_bytes, zstd=zstd), *_frames(_SCALES, scales, chunk_bytes, zstd=zstd)):
+    for frame in chain(_frames(_CODES, codes, zstd=zstd), _frames(_SCALES, _cut(scales, chunk_bytes), zstd=zstd)):
         if open_frames and open_bytes + len(frame) > chunk_bytes + 2 * FRAME_HEADER_BYTES:
             messages.append(b"".join(open_frames))
             open_frames, open_bytes = [], 0
@@ -114,13 +132,18 @@ def pack(
     return messages
 
 
-def _frames(buffer: int, data: NDArray[np.uint8], chunk_bytes: int, *, zstd: bool) -> Iterator[bytes]:
-    try_zstd = zstd
+def _cut(data: NDArray[np.uint8], chunk_bytes: int) -> Iterator[NDArray[np.uint8]]:
     for offset in range(0, data.size, chunk_bytes):
-        chunk = np.ascontiguousarray(data[offset : offset + chunk_bytes])
+        yield np.ascontiguousarray(data[offset : offset + chunk_bytes])
+
+
+def _frames(buffer: int, chunks: Iterable[NDArray[np.uint8]], *, zstd: bool) -> Iterator[bytes]:
+    try_zstd, offset = zstd, 0
+    for chunk in chunks:
         frame, smaller = encode_frame(buffer, offset, chunk, zstd=try_zstd)
         # The first chunk is the sample: where it doesn't pay, the rest of the buffer won't.
         try_zstd = try_zstd and smaller
+        offset += chunk.size
         yield frame
 
 

@@ -13,6 +13,7 @@ Legend: N elements of the fragment, B blocks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
@@ -175,6 +176,38 @@ class Codec(ABC):
         )
         if bad:
             raise NonFiniteError(f"values to encode, in {bad} of {high - low} blocks")
+
+    def encode_chunks(
+        self,
+        values_N: torch.Tensor,
+        table: BlockTable,
+        scales: Bytes,
+        chunk_bytes: int,
+        minus_N: torch.Tensor | None = None,
+    ) -> Iterator[Bytes]:
+        """Encode a fragment piece by piece, so that its codes are never there as a whole.
+
+        Args:
+            values_N: As for `encode`, on the CPU.
+            table: The fragment's blocks.
+            scales: uint8, of the whole fragment; filled as the chunks are taken.
+            chunk_bytes: The most that a chunk has, at least one block's codes.
+            minus_N: As for `encode`.
+
+        Yields:
+            The codes in order, uint8, each chunk in memory of its own.
+
+        Raises:
+            NonFiniteError: As `encode`; chunks before were good.
+        """
+        blocks = BlockMap(self.kind, table)
+        step = max(1, chunk_bytes // blocks.block_bytes)
+        for low in range(0, table.num_blocks, step):
+            high = min(low + step, table.num_blocks)
+            codes = np.empty(blocks.code(high) - blocks.code(low), np.uint8)
+            own_scales = scales[2 * low : 2 * high] if scales.size else scales
+            self.encode_range(values_N, table, blocks, low, high, codes, own_scales, minus_N)
+            yield codes
 
     @abstractmethod
     def encode_on_device(self, values_N: torch.Tensor, table: BlockTable) -> Payload:

@@ -111,12 +111,8 @@ def merged_sums(
         s0: The block with which the sums begin.
         work: The thread's workspace.
     """
-    codes, scales, weights, directions = (
-        as_byte_rows(codes),
-        as_half_rows(scales),
-        as_floats(weights),
-        as_floats(directions),
-    )
+    codes, scales = as_byte_rows(codes), as_half_rows(scales)
+    weights, directions = as_floats(weights), as_floats(directions)
     mean_sums, direction_sums, work = as_floats(mean_sums), as_floats(direction_sums), as_floats(work)
     t, d, turned = buffer(work, 0), buffer(work, 1), buffer(work, 2)
     tools, padded, bits = make_tools(work), make_padded(work), as_integers(t)
@@ -359,12 +355,8 @@ def merge_and_publish(
     Returns:
         How many blocks would not have been finite; those are as they were before.
     """
-    codes, scales, weights, directions = (
-        as_byte_rows(codes),
-        as_half_rows(scales),
-        as_floats(weights),
-        as_floats(directions),
-    )
+    codes, scales = as_byte_rows(codes), as_half_rows(scales)
+    weights, directions = as_floats(weights), as_floats(directions)
     state = (as_floats(state[0]), as_floats(state[1]), as_floats(state[2]))
     new_codes, new_scales, work = as_bytes(new_codes), as_halves(new_scales), as_floats(work)
     t, d, mean, zeros = buffer(work, 0), buffer(work, 1), buffer(work, 2), buffer(work, 3)

@@ -33,11 +33,13 @@ class BlockMap:
     Attributes:
         segments: int64 [S, 7]; `passes` names the columns.
         codes_bytes: Of the whole fragment.
+        block_bytes: Of the codes of a whole block.
     """
 
     def __init__(self, kind: int, table: BlockTable) -> None:
         """Lay the segments' codes one behind the other."""
         self._kind = kind
+        self.block_bytes = _block_bytes(kind, BLOCK)
         rows, codes = [], 0
         for segment in table.segments:
             row_bytes = _row_bytes(kind, segment)
