@@ -14,6 +14,9 @@ PYTEST := $(BIN)/python -m pytest
 # Decisions and maths: where a line that no test runs is a bug that nobody sees.
 COVERED := wan_diloco/protocol/*,wan_diloco/algorithm/*
 COVERED_MIN := 95
+# The longest last. Others in bench/ are parts of these.
+BENCHES := codec.py 'merge.py --threads' stall.py transport.py pacing.py syncer.py quality.py
+BENCH_FLAGS ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -83,10 +86,14 @@ demo: kernels ## train one model in four regions on this machine
 	@number=1; folder=runs/demo; while [ -e "$$folder" ]; do number=$$((number + 1)); folder=runs/demo-$$number; done; \
 	$(BIN)/wan-diloco run deploy/demo.toml --run-folder "$$folder"
 
-bench: kernels ## measure what the README says
-	@shopt -s nullglob; programs=(bench/*.py); \
-	[ $${#programs[@]} -gt 0 ] || { echo 'bench/ has no programs' >&2; exit 1; }; \
-	for program in "$${programs[@]}"; do $(BIN)/python "$$program"; done
+bench: kernels ## measure what the README says, an hour on a machine that does nothing else; BENCH_FLAGS=--quick for minutes
+	@mkdir -p bench/results; scratch=$$(mktemp); trap 'rm -f "$$scratch"' EXIT; \
+	for command in $(BENCHES); do \
+		set -- $$command; program=$$1; shift; echo "bench/$$command"; \
+		$(BIN)/python "bench/$$program" "$$@" --json $(BENCH_FLAGS) > "$$scratch"; \
+		cp "$$scratch" "bench/results/$${program%.py}.json"; \
+	done
+	@$(BIN)/python bench/table.py
 
 clean: ## remove what tools leave behind; the virtual environment and runs stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage htmlcov build dist
