@@ -1,17 +1,25 @@
 """What does the syncer cost? Its processor time, memory, event loop and traffic, with learners that train nothing.
 
-    python bench/syncer.py [--quick] [--json] [--learners 2,4,16,32] [--keep-profile FILE]
+    python bench/syncer.py [--quick] [--json] [--repeats N] [--case 4,profile]
 
 The syncer is `run_syncer` in a process of its own, without an evaluator (which is another process anyway, and would
 take the processor from it); another process has all learners, see `synthetic.py`. Everything goes over gRPC and to a
-real disk. The model has 67M parameters in 24 fragments (10M with --quick); every fragment is merged once a step, by
-all learners. Payloads are int4 of Gaussian deltas with a scale for each row.
+real disk. Learners step as fast as the syncer takes their contributions; each fragment is merged once a step, by all of
+them. Payloads are int4 of Gaussian deltas with a scale for each row, packed once, before anything is measured. Figures
+are of a window of time in the midst, after all fragments were merged twice: nothing of start and stop is in them.
+The model has 24 fragments of 11M parameters, 4 MB on the wire (4 of 7M with --quick). No snapshot falls into the
+window, but where that is said. Links have 4 Gbit/s, which allows messages of 512 KiB.
 
-- `cpu_s_per_gib_ingress`: processor time of the syncer's process a GiB of uplink, merges, journal, snapshots and
-  downlink included, four learners, the default configuration; `_raw` and `_zstd` with `wire.zstd` off and on.
-- `cpu_per_byte_m32_over_m4`: the same a byte, 32 learners over 4.
+`--case` shows one case alone, `--case 4,profile` where its time goes. Processor time depends on what else the machine
+does, by a factor of three: `reference_copy_cpu_s_per_gib` and `reference_python_ns_per_addition` say how fast it was.
+
+- `cpu_s_per_gib_ingress`: processor time of the syncer's process a GiB of uplink: transport, checks, journal, merges,
+  downlink; four learners, and the default configuration but for the links; `_raw` and `_zstd` with `wire.zstd` off and
+  on; not with --quick also `_200mbit` with the default links, which pacing fills with messages of 16 KiB, and
+  `_snapshots` with one every three seconds. `cpu_ms_per_contribution` is the same time, by contributions.
+- `cpu_per_byte_m16_over_m4`, and `_m32_` (not with --quick): the same a byte, with more learners over 4.
 - `loop_callback_cpu_ms_max`: the processor time of the longest callback on the syncer's event loop, on asyncio's own
-  loop since uvloop's can't be looked into; `_p99` beside it.
+  loop since uvloop's can't be looked into, four learners; `_p99` beside it.
 - `peak_rss_m16_over_m2`: peak anonymous memory, 16 learners over 2.
 - `bits_both_ways`: bits up and down a parameter merged, learner and round, on real deltas: of a short run of the demo's
   data and optimizer with a larger model.
@@ -22,18 +30,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import heapq
 import json
-import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpu_profile import Profiler
 from machine import machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,30 +66,73 @@ merge = "rda"
 lr = 0.7
 momentum = 0.6
 [sync]
-fragments = 24
-period_steps = 24
+fragments = {fragments}
+period_steps = {fragments}
 overlap_steps = 2
 quorum = {learners}
 membership_lease = "1h"
 [wire]
 zstd = {zstd}
+[syncer]
+snapshot_every = "{snapshot_every}"
 {regions}
 """
-MODELS = {True: {"dim": 256, "layers": 7, "vocab": 16_384}, False: {"dim": 512, "layers": 16, "vocab": 32_768}}
+SHOWN = 20
+LINK = "4gbit"
+SLOW_LINK = "200mbit"
 
 
-def write_config(folder: Path, *, learners: int, zstd: bool, quick: bool) -> Path:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    fragments: int
+    dim: int
+    layers: int
+    vocab: int
+    window_s: float
+
+
+QUICK = Sizes(fragments=4, dim=768, layers=3, vocab=8_192, window_s=1.5)
+FULL = Sizes(fragments=24, dim=1024, layers=18, vocab=32_768, window_s=8.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One syncer.
+
+    Attributes:
+        link: Rate of each learner's link, up and down; messages on slow links are small.
+        snapshot_every: Far beyond what is measured, or short, so that several fall into it.
+        watch: "callbacks" or "profile": what watches the syncer; it takes time of its own.
+    """
+
+    learners: int
+    zstd: bool = True
+    link: str = LINK
+    snapshot_every: str = "1h"
+    watch: str = ""
+
+
+def write_config(folder: Path, case: Case, sizes: Sizes) -> Path:
     """A run that is far longer than what is measured."""
     path = folder / "run.toml"
     (folder / "corpus.txt").write_text("Nobody reads this.\n\n" * 100)
     path.write_text(
         CONFIG.format(
-            **MODELS[quick],
-            tokens=10**6 * 1024 * learners,
+            fragments=sizes.fragments,
+            dim=sizes.dim,
+            layers=sizes.layers,
+            vocab=sizes.vocab,
+            tokens=10**6 * 1024 * case.learners,
             corpus=folder / "corpus.txt",
-            learners=learners,
-            zstd=str(zstd).lower(),
-            regions="".join(f'[[regions]]\nname = "r{index}"\n' for index in range(learners)),
+            learners=case.learners,
+            snapshot_every=case.snapshot_every,
+            zstd=str(case.zstd).lower(),
+            regions="".join(
+                f'[[regions]]\nname = "r{index}"\nuplink = "{case.link}"\ndownlink = "{case.link}"\n'
+                for index in range(case.learners)
+            ),
         )
     )
     return path
@@ -89,66 +141,103 @@ def write_config(folder: Path, *, learners: int, zstd: bool, quick: bool) -> Pat
 # ---- the syncer's process ------------------------------------------------------------------------
 
 
-def serve(config_path: Path, run_folder: Path, callbacks: Path | None) -> None:
-    """`wan-diloco syncer` without its evaluator, and with a stopwatch on its loop where wanted."""
+def serve(config_path: Path, run_folder: Path, watch: str) -> None:
+    """`wan-diloco syncer` without its evaluator, and with somebody who watches it where wanted."""
     import torch  # noqa: PLC0415, F401 - the parent doesn't need it
 
     from wan_diloco.config import load_config  # noqa: PLC0415
     from wan_diloco.syncer import main  # noqa: PLC0415
 
     main._curve = lambda *_: None  # type: ignore[assignment]  # noqa: SLF001 - no setting does it
-    with _timed_callbacks(main, callbacks) if callbacks is not None else contextlib.nullcontext():
-        main.run_syncer(load_config([config_path], env={}).config, run_folder, resume=False)
+    if watch == "callbacks":
+        main.uvloop.new_event_loop = asyncio.new_event_loop
+    if watch:
+        _on_signals(Callbacks() if watch == "callbacks" else Profiler(), run_folder / "watched")
+    else:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    main.run_syncer(load_config([config_path], env={}).config, run_folder, resume=False)
 
 
-@contextlib.contextmanager
-def _timed_callbacks(main: Any, into: Path) -> Iterator[None]:
-    """Note how long each callback has the loop's thread; the names of the longest go to the file."""
-    took: list[tuple[float, float, str]] = []
-    original = asyncio.events.Handle._run  # noqa: SLF001 - where all callbacks pass
+class Callbacks:
+    """How long each callback has the loop's thread, between `start` and `stop`; the names of the longest."""
 
-    def timed(handle: Any) -> None:
-        callback = handle._callback  # noqa: SLF001
-        owner = getattr(callback, "__self__", None)
-        # Before it runs: afterwards the coroutine is at another place.
-        name = repr(owner.get_coro())[:160] if isinstance(owner, asyncio.Task) else repr(callback)[:160]
-        began_s = time.thread_time()
-        original(handle)
-        took.append((asyncio.get_running_loop().time(), time.thread_time() - began_s, name))
+    def __init__(self) -> None:
+        """Be where all callbacks pass."""
+        self._took: list[float] = []
+        self._longest: list[tuple[float, str]] = []
+        self._running = False
+        original = asyncio.events.Handle._run  # noqa: SLF001
 
-    asyncio.events.Handle._run = timed  # type: ignore[method-assign]  # noqa: SLF001
-    main.uvloop.new_event_loop = asyncio.new_event_loop
-    try:
-        yield
-    finally:
-        asyncio.events.Handle._run = original  # type: ignore[method-assign]  # noqa: SLF001
-        # Starting and stopping aren't merging.
-        begin_s, end_s = took[0][0], took[-1][0]
-        kept = sorted([(cpu_s, name) for at_s, cpu_s, name in took if begin_s + 2.0 < at_s < end_s - 2.0], reverse=True)
-        into.write_text(
-            json.dumps(
-                {
-                    "loop_callback_cpu_ms_max": 1e3 * kept[0][0],
-                    "loop_callback_cpu_ms_p99": 1e3 * kept[len(kept) // 100][0],
-                    "longest": [(round(1e3 * cpu_s, 2), name) for cpu_s, name in kept[:20]],
-                }
-            )
+        def timed(handle: Any) -> None:
+            if not self._running:
+                original(handle)
+                return
+            callback = handle._callback  # noqa: SLF001
+            owner = getattr(callback, "__self__", None)
+            # Before it runs: afterwards the coroutine is at another place.
+            coroutine = owner.get_coro() if isinstance(owner, asyncio.Task) else callback
+            frame = getattr(coroutine, "cr_frame", None)
+            line = frame.f_lineno if frame is not None else 0
+            began_s = time.thread_time()
+            original(handle)
+            self._note(time.thread_time() - began_s, coroutine, line)
+
+        asyncio.events.Handle._run = timed  # type: ignore[method-assign]  # noqa: SLF001
+
+    def _note(self, took_s: float, coroutine: Any, line: int) -> None:
+        self._took.append(took_s)
+        if len(self._longest) < SHOWN or took_s > self._longest[0][0]:
+            heapq.heappush(self._longest, (took_s, f"{str(coroutine)[:100]} at {line}"))
+            if len(self._longest) > SHOWN:
+                heapq.heappop(self._longest)
+
+    def start(self) -> None:
+        """Begin."""
+        self._running = True
+
+    def stop(self) -> str:
+        """End, and say what was seen."""
+        self._running = False
+        took = sorted(self._took)
+        return json.dumps(
+            {
+                "loop_callback_cpu_ms_max": 1e3 * took[-1],
+                "loop_callback_cpu_ms_p99": 1e3 * took[-1 - len(took) // 100],
+                "longest": [(round(1e3 * took_s, 2), name) for took_s, name in sorted(self._longest, reverse=True)],
+            }
         )
+
+
+def _on_signals(watcher: Callbacks | Profiler, into: Path) -> None:
+    """The first SIGUSR1 starts it, the second has it write what it saw."""
+    begun: list[bool] = []
+
+    def heard(*_: object) -> None:
+        if begun:
+            partial = into.with_suffix(".partial")
+            partial.write_text(watcher.stop())
+            partial.rename(into)
+        else:
+            begun.append(True)
+            watcher.start()
+
+    signal.signal(signal.SIGUSR1, heard)
 
 
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def run_case(*, learners: int, zstd: bool, quick: bool, callbacks: bool = False, prefix: list[str]) -> dict[str, Any]:
-    """One syncer and its learners, from start to end."""
+def run_case(case: Case, sizes: Sizes) -> dict[str, Any]:
+    """One syncer and its learners, from start to end; all figures are of the time between two moments in the midst."""
     with tempfile.TemporaryDirectory(prefix="bench-syncer-") as name:
         folder = Path(name)
-        config = write_config(folder, learners=learners, zstd=zstd, quick=quick)
-        command = [*prefix, sys.executable, __file__, "--serve", str(config), str(folder / "run")]
-        if callbacks:
-            command += ["--callbacks", str(folder / "callbacks.json")]
+        config = write_config(folder, case, sizes)
         with (folder / "log").open("w") as log:
-            syncer = subprocess.Popen(command, stdout=log, stderr=log)
+            syncer = subprocess.Popen(
+                [sys.executable, __file__, "--serve", str(config), str(folder / "run"), "--watch", case.watch],
+                stdout=log,
+                stderr=log,
+            )
             # Both take long to begin, so they do it side by side.
             learning = subprocess.Popen(
                 [sys.executable, str(ROOT / "bench" / "synthetic.py"), str(config)],
@@ -160,24 +249,26 @@ def run_case(*, learners: int, zstd: bool, quick: bool, callbacks: bool = False,
             try:
                 task = {
                     "address": _address(syncer, folder),
-                    "pid": int((folder / "run" / "pid").read_text()),
-                    "warm_up_rounds": 24,
-                    "rounds": max(12, (96 if quick else 192) // learners),
+                    "pid": syncer.pid,
+                    # Kernels are loaded, memory is taken, gRPC knows its windows.
+                    "warm_up_rounds": 2 * sizes.fragments,
+                    "window_s": sizes.window_s,
                 }
                 answer, _ = learning.communicate(json.dumps(task) + "\n")
                 if learning.returncode != 0:
                     raise RuntimeError((folder / "log").read_text()[-4000:])
             finally:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    # Not the profiler that it may run under.
-                    os.kill(int((folder / "run" / "pid").read_text()), signal.SIGTERM)
+                syncer.terminate()
                 syncer.wait()
                 learning.kill()
         figures: dict[str, Any] = json.loads(answer.splitlines()[-1])
         figures["cpu_s_per_gib"] = figures["cpu_s"] / (figures["uplink_bytes"] / GIB)
-        if callbacks:
-            figures |= json.loads((folder / "callbacks.json").read_text())
-        print(f"{learners} learners, zstd {zstd}: {json.dumps(figures)[:1500]}", file=sys.stderr)
+        figures["cpu_ms_per_contribution"] = 1e3 * figures["cpu_s"] / figures["contributions"]
+        print(f"{case}: {json.dumps(figures)}", file=sys.stderr)
+        if case.watch:
+            watched = (folder / "run" / "watched").read_text()
+            print(watched, file=sys.stderr)
+            figures |= json.loads(watched) if case.watch == "callbacks" else {}
         return figures
 
 
@@ -190,6 +281,24 @@ def _address(syncer: subprocess.Popen[bytes], folder: Path) -> str:
     else:
         return path.read_text().strip()
     raise RuntimeError(f"the syncer ended: {(folder / 'log').read_text()[-2000:]}")
+
+
+def measure_speed() -> dict[str, float]:
+    """How fast the machine is just now, by processor time."""
+    source, times = bytearray(64 * 2**20), 16
+    target = bytearray(len(source))
+    began_s = time.process_time()
+    for _ in range(times):
+        target[:] = source
+    copied_s = time.process_time()
+    total = 0
+    for number in range(10**6):
+        total += number
+    added_s = time.process_time()
+    return {
+        "reference_copy_cpu_s_per_gib": (copied_s - began_s) / (times * len(source) / GIB),
+        "reference_python_ns_per_addition": 1e9 * (added_s - copied_s) / 10**6,
+    }
 
 
 def measure_bits(quick: bool) -> dict[str, float]:
@@ -218,28 +327,33 @@ def measure_bits(quick: bool) -> dict[str, float]:
     return {"bits_both_ways": up + down, "bits_up": up, "bits_down": down}
 
 
-def measure(*, quick: bool, repeats: int, prefix: list[str]) -> dict[str, Any]:
+def measure(sizes: Sizes, *, repeats: int) -> dict[str, Any]:
     """All cases in turn, several times; medians and extremes."""
     runs: list[dict[str, float]] = []
     for _ in range(repeats):
-        found: dict[str, float] = {}
-        cases = {
-            (learners, zstd): run_case(learners=learners, zstd=zstd, quick=quick, prefix=prefix)
-            for learners, zstd in ((4, True), (4, False), (2, True), (16, True), (32, True))
-        }
+        found = measure_speed()
+        default, raw, few, several = Case(4), Case(4, zstd=False), Case(2), Case(16)
+        many, slow, snapshots = Case(32), Case(4, link=SLOW_LINK), Case(4, snapshot_every="3s")
+        chosen = [default, raw, few, several, *((many, slow, snapshots) if sizes is FULL else ())]
+        cases = {case: run_case(case, sizes) for case in chosen}
         cost = {case: figures["cpu_s_per_gib"] for case, figures in cases.items()}
         peak = {case: figures["peak_anonymous_bytes"] for case, figures in cases.items()}
-        found["cpu_s_per_gib_ingress"] = found["cpu_s_per_gib_ingress_zstd"] = cost[4, True]
-        found["cpu_s_per_gib_ingress_raw"] = cost[4, False]
-        found["cpu_per_byte_m32_over_m4"] = cost[32, True] / cost[4, True]
-        found["peak_rss_m16_over_m2"] = peak[16, True] / peak[2, True]
-        found["peak_anonymous_mib_m2"] = peak[2, True] / 2**20
-        found["peak_anonymous_mib_m16"] = peak[16, True] / 2**20
-        timed = run_case(learners=4, zstd=True, quick=quick, callbacks=True, prefix=prefix)
+        found["cpu_s_per_gib_ingress"] = found["cpu_s_per_gib_ingress_zstd"] = cost[default]
+        found["cpu_s_per_gib_ingress_raw"] = cost[raw]
+        found["cpu_ms_per_contribution"] = cases[default]["cpu_ms_per_contribution"]
+        found["cpu_per_byte_m16_over_m4"] = cost[several] / cost[default]
+        if sizes is FULL:
+            found["cpu_per_byte_m32_over_m4"] = cost[many] / cost[default]
+            found["cpu_s_per_gib_ingress_200mbit"] = cost[slow]
+            found["cpu_s_per_gib_ingress_snapshots"] = cost[snapshots]
+        found["peak_rss_m16_over_m2"] = peak[several] / peak[few]
+        found["peak_anonymous_mib_m2"] = peak[few] / 2**20
+        found["peak_anonymous_mib_m16"] = peak[several] / 2**20
+        timed = run_case(Case(4, watch="callbacks"), sizes)
         found |= {key: timed[key] for key in ("loop_callback_cpu_ms_max", "loop_callback_cpu_ms_p99")}
-        found |= measure_bits(quick)
+        found |= measure_bits(sizes is QUICK)
         runs.append(found)
-    result: dict[str, Any] = {"machine": machine(), "quick": quick, "repeats": repeats}
+    result: dict[str, Any] = {"machine": machine(), "quick": sizes is QUICK, "repeats": repeats}
     for key in runs[0]:
         values = [run[key] for run in runs]
         result |= {key: statistics.median(values), f"{key}_min": min(values), f"{key}_max": max(values)}
@@ -259,29 +373,29 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller model, each case once")
     parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
     parser.add_argument("--repeats", type=int, default=0, help="how often; 3, or 1 with --quick")
-    parser.add_argument("--case", metavar="LEARNERS[,raw][,callbacks]", help="one case only")
-    parser.add_argument("--prefix", default="", help="a command to run the syncer under, such as a profiler")
+    parser.add_argument(
+        "--case", metavar="LEARNERS[,raw][,slow][,snapshots][,callbacks][,profile]", help="one case only"
+    )
     parser.add_argument("--serve", nargs=2, type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--callbacks", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--watch", default="", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve:
-        config, folder = chosen.serve
-        folder.mkdir(parents=True)
-        (folder / "pid").write_text(str(os.getpid()))
-        serve(config, folder, chosen.callbacks)
+        serve(*chosen.serve, chosen.watch)
         return
-    prefix = chosen.prefix.split()
+    sizes = QUICK if chosen.quick else FULL
     if chosen.case:
         learners, *words = chosen.case.split(",")
-        run_case(
-            learners=int(learners),
+        watch = next((word for word in words if word in ("callbacks", "profile")), "")
+        case = Case(
+            int(learners),
             zstd="raw" not in words,
-            quick=chosen.quick,
-            callbacks="callbacks" in words,
-            prefix=prefix,
+            link=SLOW_LINK if "slow" in words else LINK,
+            snapshot_every="3s" if "snapshots" in words else "1h",
+            watch=watch,
         )
+        run_case(case, sizes)
         return
-    result = measure(quick=chosen.quick, repeats=chosen.repeats or (1 if chosen.quick else 3), prefix=prefix)
+    result = measure(sizes, repeats=chosen.repeats or (1 if chosen.quick else 3))
     print(json.dumps(result, indent=2) if chosen.json else f"{json.dumps(result['machine'])}\n\n{table(result)}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from wan_diloco.syncer.plan import run_maths
 from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
 from wan_diloco.transport.interface import Connection, Frames
+from wan_diloco.transport.pacer import chunk_bytes_for
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, Version
 from wan_diloco.wire.frames import pack
 
@@ -59,17 +61,21 @@ class Pool:
         self.maths: Maths = run_maths(config, layout)
         store = FragmentStore.fresh(layout, model_tensors(build_model(config)))
         self.digests = tuple(digest(value.published_N) for value in store.values())
+        self._noise_N = torch.randn(2**20, generator=torch.Generator().manual_seed(1))
         self.frames = [[self._frames(index, variant) for variant in range(VARIANTS)] for index in range(len(store))]
         self.sizes = [self.maths.codec.sizes(self.maths.table(FragmentId(index))) for index in range(len(store))]
 
     def _frames(self, index: int, variant: int) -> Frames:
         table = self.maths.table(FragmentId(index))
-        generator = torch.Generator().manual_seed(100 * variant + index)
-        scale_B = torch.exp(torch.randn(table.numel // 512 + 1, generator=generator)) * 1e-3
-        delta_N = torch.randn(table.numel, generator=generator) * scale_B.repeat_interleave(512)[: table.numel]
+        # Of different fragments it is the same noise, from another place on: to draw it takes longer than to encode it.
+        scale_B = torch.exp(self._noise_N[: table.numel // 512 + 1].roll(index)) * 1e-3
+        noise_N = self._noise_N.roll(1000 * index + variant).repeat(table.numel // self._noise_N.numel() + 1)
+        delta_N = noise_N[: table.numel] * scale_B.repeat_interleave(512)[: table.numel]
         payload: Payload = self.maths.codec.encode(delta_N, table)
         wire = self.config.wire
-        return pack(payload.codes, payload.scales, chunk_bytes=wire.chunk_bytes, zstd=wire.zstd)
+        uplink_bytes_per_s = min(region.uplink_bytes_per_s for region in self.config.regions)
+        chunk_bytes = chunk_bytes_for(uplink_bytes_per_s, wire.chunk_bytes)
+        return pack(payload.codes, payload.scales, chunk_bytes=chunk_bytes, zstd=wire.zstd)
 
 
 class Learner:
@@ -86,6 +92,7 @@ class Learner:
         self._incarnation = Incarnation(0)
         self.local_step = 0
         self.installed = 0
+        self.contributed = 0
 
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Until the connection ends."""
@@ -179,6 +186,7 @@ class Learner:
             scales_bytes=self._pool.sizes[index].scales_bytes,
         )
         await self.connection.upload(header, self._pool.frames[index][self._variant], 0.0, unasked=True)
+        self.contributed += 1
 
     async def _receive(self) -> None:
         async for header, _ in self.connection.updates():
@@ -214,7 +222,7 @@ class Sampler:
 
 
 async def measure(pool: Pool, task: dict[str, Any]) -> dict[str, float]:
-    """Warm up, then let so many rounds pass, and say what they cost the syncer."""
+    """Warm up, then let some time pass, and say what it cost the syncer."""
     syncer = psutil.Process(task["pid"])
     sampler = Sampler(task["pid"])
     names = [region.name for region in pool.config.regions]
@@ -234,19 +242,20 @@ async def measure(pool: Pool, task: dict[str, Any]) -> dict[str, float]:
             "uplink_bytes": sum(each.uplink_bytes for each in traffic),
             "downlink_bytes": sum(each.downlink_bytes for each in traffic),
             "rounds": min(learner.installed for learner in learners),
+            "contributions": sum(learner.contributed for learner in learners),
         }
-
-    async def until(rounds: int) -> None:
-        while min(learner.installed for learner in learners) < rounds:  # noqa: ASYNC110 - polled, to cost nothing
-            await asyncio.sleep(0.01)
 
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(learner.run(group)) for learner in learners]
+        while min(learner.installed for learner in learners) < task["warm_up_rounds"]:  # noqa: ASYNC110 - costs nothing
+            await asyncio.sleep(0.01)
+        # Whoever watches it begins, and ends, with us.
+        syncer.send_signal(signal.SIGUSR1)
         watching = group.create_task(sampler.run())
-        await until(task["warm_up_rounds"])
         before = seen()
-        await until(task["warm_up_rounds"] + task["rounds"])
+        await asyncio.sleep(task["window_s"])
         after = seen()
+        syncer.send_signal(signal.SIGUSR1)
         watching.cancel()
         for learner in learners:
             await learner.connection.close()
