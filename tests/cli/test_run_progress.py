@@ -287,7 +287,7 @@ def test_going_on_takes_the_same_words_and_one_more(monkeypatch: pytest.MonkeyPa
 def test_going_on_is_offered_only_where_it_can_help(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, exit_code: int, *, helps: bool
 ) -> None:
-    def begun(_config: object, folder: Path, *, resume: bool) -> Outcome:
+    def begun(_config: object, folder: Path, *, resume: bool, load: object) -> Outcome:
         assert not resume
         (folder / "state").mkdir(parents=True)
         return Outcome(exit_code=exit_code, problem="it broke")
@@ -303,7 +303,7 @@ def test_going_on_is_offered_only_where_it_can_help(
 def test_a_run_that_was_interrupted_after_its_end_is_not_gone_on_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ended(_config: object, folder: Path, *, resume: bool) -> Outcome:
+    def ended(_config: object, folder: Path, *, resume: bool, load: object) -> Outcome:
         assert not resume
         (folder / "state").mkdir(parents=True)
         (folder / "summary.json").write_text('{"finished": true, "validation_nats_per_byte": 1.5}')
