@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, cast
 
 import numba
 import numpy as np
+import xxhash
 from numba import types
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "i8",
     "i32",
     "inner",
+    "sources_digest",
     "u8",
     "u16",
 ]
@@ -62,6 +64,21 @@ MATRIX_HALVES: Final = types.Array(types.uint16, 2, "C")
 SEGMENTS: Final = types.Array(types.int64, 2, "C")
 PAIR: Final[Any] = types.Tuple((types.float32, types.float32))  # type: ignore[no-untyped-call]
 STATE: Final[Any] = types.Tuple((VECTOR, VECTOR, VECTOR))  # type: ignore[no-untyped-call]
+
+
+def sources_digest(package: Path) -> str:
+    """Tells apart machine code of different sources.
+
+    Args:
+        package: The folder of the kernels; the block size comes from a module beside it.
+    """
+    digest = xxhash.xxh3_64()
+    for path in (*sorted(package.glob("*.py")), package.parent / "blocks.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+_SOURCES: Final = sources_digest(Path(__file__).parent)
 
 
 def inner(function: _Function) -> _Function:
@@ -93,7 +110,9 @@ def entry(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
     """A kernel that Python calls, compiled when its module is imported.
 
     The machine code is kept beside the module, or in the user's cache where that can't be written, so that only the
-    first process on a machine compiles. Where nothing can be written each process does.
+    first process on a machine compiles. Where nothing can be written each process does. numba finds machine code by a
+    function's name and by the age of its own module; here all modules of the package become part of it, so the name
+    says which sources it is of.
 
     Args:
         result: Its type.
@@ -103,6 +122,7 @@ def entry(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
     def compile_now(function: _Function) -> _Function:
         compiled: Any
         signature = result(*arguments)
+        function.__qualname__ = f"{function.__qualname__}-{_SOURCES}"
         with _one_at_a_time():
             try:
                 compiled = numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
