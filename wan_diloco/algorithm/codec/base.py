@@ -122,10 +122,10 @@ class Codec(ABC):
         Raises:
             NonFiniteError: Any value to encode is NaN or infinite.
         """
-        sizes = self.sizes(table)
-        codes, scales = np.empty(sizes.codes_bytes, np.uint8), np.empty(sizes.scales_bytes, np.uint8)
         if values_N.device.type == "cpu":
-            self.encode_range(values_N, table, BlockMap(self.kind, table), 0, table.num_blocks, codes, scales, minus_N)
+            blocks = BlockMap(self.kind, table)
+            codes, scales = np.empty(blocks.codes_bytes, np.uint8), np.empty(self._scales_bytes(table), np.uint8)
+            self.encode_range(values_N, table, blocks, 0, table.num_blocks, codes, scales, minus_N)
             return Payload(codes=codes, scales=scales)
         check_vector(values_N, table)
         return self.encode_on_device(values_N if minus_N is None else values_N - minus_N, table)

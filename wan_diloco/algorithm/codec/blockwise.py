@@ -33,6 +33,7 @@ from wan_diloco.algorithm.blocks import BLOCK, BlockTable, Segment
 from wan_diloco.algorithm.codec.base import Bytes, Codec, Payload, as_halves
 from wan_diloco.algorithm.codec.plain import BF16_MAX
 from wan_diloco.algorithm.kernels.codes import E3M0, INT4, INT8
+from wan_diloco.algorithm.kernels.segments import row_bytes
 from wan_diloco.errors import DecodeError, NonFiniteError
 
 __all__ = ["SCALE_MIN", "BlockCodec", "E3m0Codec", "Int4Codec", "Int8Codec"]
@@ -78,7 +79,7 @@ class BlockCodec(Codec):
             scale_RK[scale_RK < SCALE_MIN] = 0.0
             scales_B[segment.first_block : segment.stop_block] = scale_RK.reshape(-1)
             inv_RK = torch.where(scale_RK > 0, 1.0 / scale_RK, 0.0)
-            size_bytes = segment.num_rows * self._row_bytes(segment)
+            size_bytes = segment.num_rows * row_bytes(self.kind, segment)
             out = codes[offset : offset + size_bytes].view(segment.num_rows, -1)
             self._pack(self._quantise(x_RKL, inv_RK.unsqueeze(-1)), segment, out)
             offset += size_bytes
@@ -112,10 +113,6 @@ class BlockCodec(Codec):
         return 2 * table.num_blocks
 
     @abstractmethod
-    def _row_bytes(self, segment: Segment) -> int:
-        """Bytes of one row's codes."""
-
-    @abstractmethod
     def _quantise(self, x_RKL: torch.Tensor, inv_RK1: torch.Tensor) -> torch.Tensor:
         """Codes, uint8 [R, K, L]."""
 
@@ -132,9 +129,6 @@ class Int8Codec(BlockCodec):
     scale_max: ClassVar[float] = BF16_MAX / 128
     kind: ClassVar[int] = INT8
 
-    def _row_bytes(self, segment: Segment) -> int:
-        return segment.row_length
-
     def _quantise(self, x_RKL: torch.Tensor, inv_RK1: torch.Tensor) -> torch.Tensor:
         return (x_RKL * inv_RK1).add_(128.5).floor_().clamp_(1, 255).to(torch.uint8)
 
@@ -144,9 +138,6 @@ class Int8Codec(BlockCodec):
 
 class _NibbleCodec(BlockCodec):
     """Four bits an element, in halves of the block."""
-
-    def _row_bytes(self, segment: Segment) -> int:
-        return segment.full_blocks * _HALF + (segment.tail + 1) // 2
 
     def _pack(self, codes_RKL: torch.Tensor, segment: Segment, out: torch.Tensor) -> None:
         full = codes_RKL[:, : segment.full_blocks]

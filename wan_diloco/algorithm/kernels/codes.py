@@ -1,9 +1,8 @@
 """Whole blocks to codes and back; `codec.blockwise` has the formulas, and the same in torch.
 
-Everything here works on a few blocks of 128 at once that stand in `t` as f32; `bits` is the same memory as int32. A
+Everything here works on some blocks of 128 at once that stand in `t` as f32; `bits` is the same memory as int32. A
 loop touches it as the one or as the other: in a loop that does both, LLVM must keep each element's order, and uses no
-vectors.
-Every decoded value is exact in f32: a small integer, or a power of two, times a scale of 8 bits.
+vectors. Every decoded value is exact in f32: a small integer, or a power of two, times a scale of 8 bits.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import numpy as np
 
 from wan_diloco.algorithm.blocks import BLOCK
 from wan_diloco.algorithm.kernels.compiled import f32, i8, i32, inner, u8, u16
+from wan_diloco.algorithm.kernels.vectors import add_product
 
 __all__ = [
     "BF16",
@@ -22,11 +22,12 @@ __all__ = [
     "GROUP",
     "INT4",
     "INT8",
-    "KINDS",
     "add_blocks",
+    "block_bytes",
     "code_bytes",
     "decode_blocks",
     "encode_blocks",
+    "find_infinite",
     "find_scales",
     "publish_int4",
 ]
@@ -37,7 +38,6 @@ BF16: Final = 1
 INT8: Final = 2
 INT4: Final = 3
 E3M0: Final = 4
-KINDS: Final = {"f32": F32, "bf16": BF16, "int8": INT8, "int4": INT4, "e3m0": E3M0}
 
 # Blocks that are worked on together. Each pass over a group costs some hundred nanoseconds beside the work; five
 # buffers of so many still leave the second cache room.
@@ -58,14 +58,16 @@ _LEVEL_BIAS: Final = i32(120)
 _LEVEL_MAX: Final = i32(7)
 
 
-@inner
-def code_bytes(kind: int, n: int) -> int:
-    """Bytes of the codes of a block of n."""
+def block_bytes(kind: int, n: int) -> int:
+    """Bytes of the codes of a block of n; `code_bytes` is the same for kernels."""
     if kind == INT4 or kind == E3M0:
         return (n + 1) // 2
     if kind == INT8:
         return n
     return 2 * n if kind == BF16 else 4 * n
+
+
+code_bytes = inner(block_bytes)
 
 
 @inner
@@ -113,7 +115,8 @@ def _find(bits: Any, count: int, divisor: Any, scale_max: Any, scales: Any, tool
 
 
 @inner
-def _find_infinite(bits: Any, count: int, tools: Any) -> int:
+def find_infinite(bits: Any, count: int, tools: Any) -> int:
+    """How many blocks have values that aren't finite; their inverse among the tools is NaN, that of others 0."""
     inverses = tools[2]
     bad = 0
     for block in range(count):
@@ -143,7 +146,7 @@ def find_scales(kind: int, bits: Any, count: int, scales: Any, tools: Any) -> in
         return _find(bits, count, f32(127), _BF16_MAX / f32(128), scales, tools)
     if kind == E3M0:
         return _find(bits, count, f32(1), _BF16_MAX, scales, tools)
-    return _find_infinite(bits, count, tools)
+    return find_infinite(bits, count, tools)
 
 
 @inner
@@ -314,7 +317,7 @@ def decode_blocks(kind: int, codes: Any, scales: Any, count: int, t: Any, bits: 
         count: Blocks.
         t: float32 [>= count * 128], where they go.
         bits: The same memory as int32.
-        tools: As `tools` makes them.
+        tools: As `memory.make_tools` makes them.
     """
     if kind == INT4:
         _decode_int4(codes, scales, count, t, tools)
@@ -359,10 +362,9 @@ def publish_int4(d: Any, count: int, codes: Any, scales: Any, published: Any, to
 def add_blocks(
     kind: int, codes: Any, scales: Any, count: int, weight: Any, d: Any, t: Any, bits: Any, tools: Any
 ) -> None:
-    """D += weight * values: for the default codec in one pass, for others through t, which is as long as d."""
+    """Add weight * values to d: for the default codec in one pass, for others through t, which is as long as d."""
     if kind == INT4:
         _add_int4(codes, scales, count, weight, d, tools)
         return
     decode_blocks(kind, codes, scales, count, t, bits, tools)
-    for j in range(count * BLOCK):
-        d[j] += t[j] * weight
+    add_product(d, t, weight, count)

@@ -15,20 +15,16 @@ from typing import Any, Final
 
 from wan_diloco.algorithm.blocks import BLOCK
 from wan_diloco.algorithm.kernels.codes import E3M0, GROUP, INT4, code_bytes, decode_blocks
-from wan_diloco.algorithm.kernels.compiled import f32, inner
+from wan_diloco.algorithm.kernels.compiled import inner
+from wan_diloco.algorithm.kernels.vectors import fill
 
 __all__ = [
-    "add_product",
-    "add_vectors",
-    "copy",
-    "fill",
     "find_segment",
     "join_halves",
     "load",
     "place",
     "shape",
     "store",
-    "subtract_vectors",
     "sums_of_squares",
     "unpack",
 ]
@@ -124,41 +120,6 @@ def unpack(
     first, second = shape(kind, n)
     fill(t, first, _HALF)
     fill(t, max(first, _HALF + second), BLOCK)
-
-
-@inner
-def fill(t: Any, start: int, stop: int) -> None:
-    """Zeros into t[start:stop]."""
-    for j in range(start, stop):
-        t[j] = f32(0)
-
-
-@inner
-def copy(source: Any, target: Any, count: int) -> None:
-    """The first elements of one array into another."""
-    for j in range(count):
-        target[j] = source[j]
-
-
-@inner
-def subtract_vectors(x: Any, y: Any, t: Any) -> None:
-    """T = x - y."""
-    for j in range(x.size):
-        t[j] = x[j] - y[j]
-
-
-@inner
-def add_vectors(x: Any, y: Any, t: Any) -> None:
-    """T = x + y."""
-    for j in range(x.size):
-        t[j] = x[j] + y[j]
-
-
-@inner
-def add_product(d: Any, t: Any, weight: Any, count: int) -> None:
-    """D += weight * t, over whole blocks."""
-    for j in range(count * BLOCK):
-        d[j] += t[j] * weight
 
 
 @inner

@@ -24,10 +24,8 @@ from wan_diloco.algorithm.kernels.codes import GROUP
 from wan_diloco.algorithm.kernels.compiled import inner
 
 __all__ = [
-    "as_byte_rows",
     "as_bytes",
     "as_floats",
-    "as_half_rows",
     "as_halves",
     "as_integers",
     "buffer",
@@ -38,7 +36,7 @@ __all__ = [
     "workspace",
 ]
 
-_BUFFERS: Final = 5
+_BUFFERS: Final = 4
 # Behind the buffers, in floats, each on a cache line of its own: what `make_tools`, `make_padded`, `make_small` give.
 _ONE: Final = _BUFFERS * GROUP * BLOCK
 _INVERSES: Final = _ONE + 16
@@ -88,52 +86,30 @@ def prefetch(x: Any, start: int, count: int) -> None:
             _prefetch_line(address)  # type: ignore[call-arg]
 
 
-_float_pointer = _pointer(types.float32)
-_integer_pointer = _pointer(types.int32)
+def _view(element: Any) -> Callable[[Any], Any]:
+    """Makes what sees an array of elements of that size as one of that type, in its shape."""
+    pointer = _pointer(element)
+
+    @inner
+    def view(x: Any) -> Any:
+        return carray(pointer(x.ctypes.data), x.shape)
+
+    return view
+
+
 _byte_pointer = _pointer(types.uint8)
 _signed_pointer = _pointer(types.int8)
-_half_pointer = _pointer(types.uint16)
 
-
-@inner
-def as_floats(x: Any) -> Any:
-    """A view of float32."""
-    return carray(_float_pointer(x.ctypes.data), x.size)
-
-
-@inner
-def as_integers(x: Any) -> Any:
-    """The bits of float32, as int32."""
-    return carray(_integer_pointer(x.ctypes.data), x.size)
-
-
-@inner
-def as_bytes(x: Any) -> Any:
-    """A view of uint8."""
-    return carray(_byte_pointer(x.ctypes.data), x.size)
-
-
-@inner
-def as_halves(x: Any) -> Any:
-    """A view of uint16."""
-    return carray(_half_pointer(x.ctypes.data), x.size)
-
-
-@inner
-def as_byte_rows(x: Any) -> Any:
-    """A view of uint8 in two dimensions."""
-    return carray(_byte_pointer(x.ctypes.data), x.shape)
-
-
-@inner
-def as_half_rows(x: Any) -> Any:
-    """A view of uint16 in two dimensions."""
-    return carray(_half_pointer(x.ctypes.data), x.shape)
+as_floats = _view(types.float32)
+as_integers = _view(types.int32)
+"""The bits of floats."""
+as_bytes = _view(types.uint8)
+as_halves = _view(types.uint16)
 
 
 @inner
 def buffer(work: Any, index: int) -> Any:
-    """For the values of a group; there are five. What an earlier kernel left is in it."""
+    """For the values of a group; there are four. What an earlier kernel left is in it."""
     return work[index * GROUP * BLOCK : (index + 1) * GROUP * BLOCK]
 
 

@@ -1,6 +1,6 @@
 """Passes of a merge over a range of blocks: many payloads into one value, its outer step, and its publication.
 
-Ranges, windows and segments are those of `passes`; `algorithm.merge` has the formulas.
+Ranges are those of `passes`, segments those of `groups`; `algorithm.merge` has the formulas.
 
 Legend: N elements, B blocks, C bytes of codes, M contributions.
 """
@@ -38,10 +38,6 @@ from wan_diloco.algorithm.kernels.compiled import (
     inner,
 )
 from wan_diloco.algorithm.kernels.groups import (
-    add_product,
-    add_vectors,
-    copy,
-    fill,
     find_segment,
     join_halves,
     load,
@@ -51,10 +47,8 @@ from wan_diloco.algorithm.kernels.groups import (
     unpack,
 )
 from wan_diloco.algorithm.kernels.memory import (
-    as_byte_rows,
     as_bytes,
     as_floats,
-    as_half_rows,
     as_halves,
     as_integers,
     buffer,
@@ -63,6 +57,7 @@ from wan_diloco.algorithm.kernels.memory import (
     make_tools,
     prefetch,
 )
+from wan_diloco.algorithm.kernels.vectors import add_product, add_vectors, copy, fill
 
 __all__ = ["merge_and_publish", "merged_sums"]
 
@@ -105,13 +100,13 @@ def merged_sums(
         codes, scales: uint8 [M, C], uint16 [M, B].
         weights: float32 [M].
         directions: float32 [M], weight over norm; 0 for a contribution without direction.
-        segments: See the module.
+        segments: See `groups`.
         low, high: Blocks.
         mean_sums, direction_sums: float32, by block.
         s0: The block with which the sums begin.
         work: The thread's workspace.
     """
-    codes, scales = as_byte_rows(codes), as_half_rows(scales)
+    codes, scales = as_bytes(codes), as_halves(scales)
     weights, directions = as_floats(weights), as_floats(directions)
     mean_sums, direction_sums, work = as_floats(mean_sums), as_floats(direction_sums), as_floats(work)
     t, d, turned = buffer(work, 0), buffer(work, 1), buffer(work, 2)
@@ -345,7 +340,7 @@ def merge_and_publish(
         weights: float32 [M].
         directions: float32 [M], see `merged_sums`; empty for the plain mean.
         blend: Factors of mean and direction.
-        segments: See the module.
+        segments: See `groups`.
         low, high: Blocks.
         state: Exact value, momentum, published value; float32 [N] each.
         rule: Outer momentum and rate.
@@ -355,7 +350,7 @@ def merge_and_publish(
     Returns:
         How many blocks would not have been finite; those are as they were before.
     """
-    codes, scales = as_byte_rows(codes), as_half_rows(scales)
+    codes, scales = as_bytes(codes), as_halves(scales)
     weights, directions = as_floats(weights), as_floats(directions)
     state = (as_floats(state[0]), as_floats(state[1]), as_floats(state[2]))
     new_codes, new_scales, work = as_bytes(new_codes), as_halves(new_scales), as_floats(work)

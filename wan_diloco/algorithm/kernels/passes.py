@@ -10,12 +10,12 @@ Legend: N elements, B blocks, C bytes of codes.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from numba import types
 
 from wan_diloco.algorithm.blocks import BLOCK
-from wan_diloco.algorithm.kernels.codes import GROUP, add_blocks, code_bytes, encode_blocks, find_scales
+from wan_diloco.algorithm.kernels.codes import GROUP, add_blocks, code_bytes, encode_blocks, find_infinite, find_scales
 from wan_diloco.algorithm.kernels.compiled import (
     BYTES,
     COUNT,
@@ -24,19 +24,13 @@ from wan_diloco.algorithm.kernels.compiled import (
     SEGMENTS,
     VECTOR,
     entry,
-    i32,
-    inner,
 )
 from wan_diloco.algorithm.kernels.groups import (
-    add_product,
-    add_vectors,
-    copy,
     find_segment,
     join_halves,
     load,
     place,
     store,
-    subtract_vectors,
     sums_of_squares,
     unpack,
 )
@@ -51,11 +45,9 @@ from wan_diloco.algorithm.kernels.memory import (
     make_tools,
     prefetch,
 )
+from wan_diloco.algorithm.kernels.vectors import add_product, add_vectors, copy, subtract_vectors
 
 __all__ = ["add", "decode", "encode", "measure"]
-
-_MAGNITUDE: Final = i32(0x7FFFFFFF)
-_INFINITE: Final = i32(0x7F800000)
 
 
 @entry(COUNT, COUNT, VECTOR, VECTOR, SEGMENTS, COUNT, COUNT, BYTES, HALVES, COUNT, COUNT, COUNT, VECTOR)
@@ -186,19 +178,6 @@ def add(
         block += count
 
 
-@inner
-def _count_infinite(bits: Any, count: int) -> int:
-    bad = 0
-    for block in range(count):
-        y = bits[block * BLOCK : (block + 1) * BLOCK]
-        largest = i32(0)
-        for j in range(BLOCK):
-            largest = max(largest, y[j] & _MAGNITUDE)
-        if largest >= _INFINITE:
-            bad += 1
-    return bad
-
-
 @entry(COUNT, COUNT, BYTES, HALVES, SEGMENTS, COUNT, COUNT, VECTOR, COUNT, COUNT, VECTOR)
 def measure(
     kind: int, codes: Any, scales: Any, segments: Any, low: int, high: int, sums: Any, c0: int, b0: int, work: Any
@@ -208,7 +187,7 @@ def measure(
     Args:
         kind: Of the codec.
         codes, scales: Windows from byte c0 and block b0.
-        segments: See the module.
+        segments: See `groups`.
         low, high: Blocks.
         sums: float32, by block from b0.
         c0, b0: See above.
@@ -224,7 +203,7 @@ def measure(
         at = find_segment(segments, block, at)
         _, code, count, n = place(kind, segments, at, block, high)
         unpack(kind, codes, scales, code - c0, block - b0, count, n, t, bits, padded, tools)
-        bad += _count_infinite(bits, count)
+        bad += find_infinite(bits, count, tools)
         join_halves(kind, t, n)
         sums_of_squares(t, count, squares, sums[block - b0 : block - b0 + count])
         block += count
