@@ -100,29 +100,46 @@ def same(ours: Buffers, theirs: Buffers) -> bool:
     return np.array_equal(ours.codes, theirs.codes) and np.array_equal(ours.scales, theirs.scales)
 
 
-class RecordingSink:
-    """An `UploadSink` that holds everything in memory."""
+class AssemblingSink:
+    """An `UploadSink` that holds everything in memory, and does nothing else."""
 
-    def __init__(self, handler: RecordingHandler, header: ContributionHeader) -> None:
-        self._handler = handler
+    usable = True
+
+    def __init__(self, header: ContributionHeader) -> None:
         self._header = header
-        self.usable = True
 
     @cached_property
-    def _assembler(self) -> Assembler:
+    def assembler(self) -> Assembler:
         """Made when the first bytes come: whoever claims too much never gets there."""
         return Assembler(self._header.codes_bytes, self._header.scales_bytes)
 
     @property
     def gap(self) -> tuple[int, int]:
-        return self._assembler.gap
+        return self.assembler.gap
 
     @property
     def stored_bytes(self) -> int:
-        return self._assembler.stored_bytes
+        return self.assembler.stored_bytes
 
     async def put(self, message: bytes) -> None:
-        self._assembler.add(message)
+        self.assembler.add(message)
+
+    def rest(self) -> None:
+        pass
+
+    def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        pass
+
+
+class RecordingSink(AssemblingSink):
+    """Tells a handler of what becomes of it."""
+
+    def __init__(self, handler: RecordingHandler, header: ContributionHeader) -> None:
+        super().__init__(header)
+        self._handler = handler
 
     def rest(self) -> None:
         self._handler.rested += 1
@@ -130,7 +147,7 @@ class RecordingSink:
 
     def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
         assert session in self._handler.sessions
-        self._handler.complete.append((header, self._assembler.result(), wire_bytes))
+        self._handler.complete.append((header, self.assembler.result(), wire_bytes))
         self._handler.changed.set()
 
     def abandon(self) -> None:

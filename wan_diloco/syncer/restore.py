@@ -36,7 +36,7 @@ from wan_diloco.storage import (
     remove_leftovers,
 )
 from wan_diloco.storage.filesystem import ensure_folder
-from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths, MergedFragment, snapshot_tensors
+from wan_diloco.syncer.fragments_store import FragmentStore, Maths, MergedFragment, snapshot_tensors
 from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, KIND_TAPE, parse_ref
 from wan_diloco.syncer.payloads import merge_sources
 from wan_diloco.units import FragmentId
@@ -249,13 +249,12 @@ class _Replay:
     def _publish(self, record: FragmentPublished, closed: RoundClosed) -> None:
         fragment_id = record.fragment_id
         before = self._store.value(fragment_id)
-        # A merge changes what it is given, and the stored bytes are added to the value before.
-        before = dataclasses.replace(before, published_N=before.published_N.clone())
-        old_published_N = self._store.value(fragment_id).published_N
         entries = merge_sources(self._journal, self._maths.sizes(fragment_id), closed.entries)
-        merged = self._maths.merge(fragment_id, before, record.version, closed.global_step, entries)
+        # A merge changes what it is given, and the stored bytes are added to the published value from before it.
+        given = dataclasses.replace(before, published_N=before.published_N.clone())
+        merged = self._maths.merge(fragment_id, given, record.version, closed.global_step, entries)
         stored = self._publication(fragment_id, record.ref)
-        published_N = self._maths.published_after(fragment_id, old_published_N, stored)
+        published_N = self._maths.published_after(fragment_id, before.published_N, stored)
         if digest(published_N) != record.digest:
             raise CheckpointError(
                 f"fragment {fragment_id} at version {record.version} comes out with digest {digest(published_N)}, "
@@ -266,13 +265,7 @@ class _Replay:
                 f"fragment {fragment_id}, version {record.version}: merging again gave other bits than the first "
                 "time; the published bits stand, the difference goes into the next round"
             )
-        value = FragmentValue(
-            version=record.version,
-            digest=record.digest,
-            exact_N=merged.value.exact_N,
-            published_N=published_N,
-            momentum_N=merged.value.momentum_N,
-        )
+        value = dataclasses.replace(merged.value, digest=record.digest, published_N=published_N)
         self._store.install(MergedFragment(fragment_id=fragment_id, value=value, payload=stored))
 
     def _publication(self, fragment_id: FragmentId, ref: str) -> Payload:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from tests.support.transport import AssemblingSink
 from wan_diloco.config import RunConfig, load_config
 from wan_diloco.protocol.messages import (
     Acknowledged,
@@ -29,7 +30,7 @@ from wan_diloco.storage import write_text
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.transport.interface import Session
 from wan_diloco.units import Epoch, GlobalStep, Incarnation, Term, Version
-from wan_diloco.wire.frames import Assembler, Buffers
+from wan_diloco.wire.frames import Buffers
 
 T = TypeVar("T")
 
@@ -158,35 +159,16 @@ class StubSyncer:
         return {}
 
 
-class _Sink:
-    """Holds an upload in memory."""
-
-    usable = True
+class _Sink(AssemblingSink):
+    """Gives the stub what came."""
 
     def __init__(self, stub: StubSyncer, header: ContributionHeader) -> None:
+        super().__init__(header)
         self._stub = stub
-        self._assembler = Assembler(header.codes_bytes, header.scales_bytes)
-
-    @property
-    def gap(self) -> tuple[int, int]:
-        return self._assembler.gap
-
-    @property
-    def stored_bytes(self) -> int:
-        return self._assembler.stored_bytes
-
-    async def put(self, message: bytes) -> None:
-        self._assembler.add(message)
-
-    def rest(self) -> None:
-        pass
 
     def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
         del wire_bytes
-        self._stub.upload_complete(session, header, self._assembler.result())
-
-    def abandon(self) -> None:
-        pass
+        self._stub.upload_complete(session, header, self.assembler.result())
 
 
 class _Handler:
