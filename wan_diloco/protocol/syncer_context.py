@@ -75,6 +75,7 @@ class SyncerContext:
         echoes: Of the report that is being handled, by learner: the number to be said back.
         ingress: What may come in, now.
         responses, sync_s: Measured as the run goes, not durable.
+        closing: Sessions that were ended and aren't gone yet.
     """
 
     settings: SyncerSettings
@@ -87,6 +88,7 @@ class SyncerContext:
     echoes: dict[LearnerId, int] = field(default_factory=dict)
     responses: ResponseTimes = field(default_factory=ResponseTimes)
     sync_s: float | None = None
+    closing: set[SessionId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Nobody is there yet."""
@@ -102,7 +104,10 @@ class SyncerContext:
         self.effects.append(SendToLearner(session=session, message=message))
 
     def close(self, session: SessionId, reason: str) -> None:
-        """End a session."""
+        """End a session; once."""
+        if session in self.closing:
+            return
+        self.closing.add(session)
         self.effects.append(CloseSession(session=session, reason=reason))
 
     def record(self, record: TapeRecord, *, durable: bool) -> None:

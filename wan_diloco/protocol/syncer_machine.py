@@ -126,6 +126,7 @@ class SyncerMachine:
             case CallsRefused():
                 self.state.rejected[event.reason] += event.number
             case LearnerDisconnected():
+                self.context.closing.discard(event.session)
                 membership.disconnected(event.session)
             case LearnerSaid():
                 self._sessions.said(event.session, event.message, now_s)

@@ -52,6 +52,10 @@ class SessionDesk:
 
     def said(self, session: SessionId, message: LearnerMessage, now_s: float) -> None:
         """A control message came."""
+        if session in self.context.closing:
+            # What was on its way when the session was ended. A Hello that comes twice must not end the life that the
+            # first one began: nobody would know of the second.
+            return
         if isinstance(message, Hello):
             self._hello(session, message, now_s)
             return

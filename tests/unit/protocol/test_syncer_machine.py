@@ -134,6 +134,16 @@ def test_a_second_hello_closes_the_session(desk: Desk) -> None:
     assert CloseSession(session=E, reason="a second Hello") in desk.says(E, hello(EAST))
 
 
+def test_a_hello_that_comes_again_after_its_session_was_ended_begins_no_life(desk: Desk) -> None:
+    desk.joins(SessionId(3), EAST)
+    lives = dict(desk.machine.state.incarnations)
+    assert desk.says(E, hello(EAST)) == []
+    assert desk.machine.state.incarnations == lives
+    desk.tell(LearnerDisconnected(session=E, reason="closed"))
+    assert not desk.machine.context.closing
+    assert desk.machine.context.membership.reachable(EAST, lives[EAST])
+
+
 def test_goodbye_ends_membership_at_once(desk: Desk) -> None:
     assert CloseSession(session=E, reason="goodbye") in desk.says(E, Goodbye(reason="enough"))
     assert [member.learner_id for member in desk.machine.context.membership.live()] == [WEST]
