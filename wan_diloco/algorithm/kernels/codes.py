@@ -1,8 +1,7 @@
 """Whole blocks to codes and back; `codec.blockwise` has the formulas, and the same in torch.
 
-Everything here works on some blocks of 128 at once that stand in `t` as f32; `bits` is the same memory as int32. A
-loop touches it as the one or as the other: in a loop that does both, LLVM must keep each element's order, and uses no
-vectors. Every decoded value is exact in f32: a small integer, or a power of two, times a scale of 8 bits.
+Everything here works on some blocks of 128 at once. Every decoded value is exact in f32: a small integer, or a power of
+two, times a scale of 8 bits.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from wan_diloco.algorithm.blocks import BLOCK
+from wan_diloco.algorithm.kernels.bitcasts import bits_of, float_of
 from wan_diloco.algorithm.kernels.compiled import f32, i8, i32, inner, u8, u16
-from wan_diloco.algorithm.kernels.vectors import add_product
+from wan_diloco.algorithm.kernels.vectors import add_product, fill
 
 __all__ = [
     "BF16",
@@ -28,7 +28,9 @@ __all__ = [
     "decode_blocks",
     "encode_blocks",
     "find_infinite",
+    "find_magnitudes",
     "find_scales",
+    "magnitude_bits",
     "publish_int4",
 ]
 
@@ -39,15 +41,16 @@ INT8: Final = 2
 INT4: Final = 3
 E3M0: Final = 4
 
-# Blocks that are worked on together. Each pass over a group costs some hundred nanoseconds beside the work; five
-# buffers of so many still leave the second cache room.
-GROUP: Final = 64
+# Blocks that are worked on together: a division for each would keep the next block waiting, and what passes of a group
+# hand to each other must stay in the first caches. Fetching the next group by hand was no quicker than the processor.
+GROUP: Final = 16
 _HALF: Final = BLOCK // 2
 _MAGNITUDE: Final = i32(0x7FFFFFFF)
 _INFINITE: Final = i32(0x7F800000)
 _BF16_MAX: Final = f32((2.0 - 2.0**-7) * 2.0**127)
 _SCALE_MIN: Final = f32(2.0**-100)
 _ROUND_HALF: Final = i32(0x7FFF)
+_UPPER_HALF: Final = i32(-0x10000)
 _ONE: Final = i32(1)
 _SIXTEEN: Final = i32(16)
 _MANTISSA: Final = i32(23)
@@ -71,99 +74,105 @@ code_bytes = inner(block_bytes)
 
 
 @inner
-def _absmax_bits(bits: Any) -> Any:
-    """Bits of the largest magnitude, NaN above infinity above all numbers."""
-    largest = i32(0)
-    for j in range(BLOCK):
-        largest = max(largest, bits[j] & _MAGNITUDE)
-    return largest
+def magnitude_bits(value: Any) -> Any:
+    """Bits of a magnitude, which are in its order; NaN above infinity above all numbers."""
+    return i32(bits_of(value) & _MAGNITUDE)
 
 
 @inner
-def _rounded_scale(largest: Any, scale_max: Any, one: Any, one_bits: Any) -> Any:
+def _rounded_scale(largest: Any, scale_max: Any) -> Any:
     """Rounded to bf16, within bounds."""
-    one[0] = largest
-    rounded = (one_bits[0] + _ROUND_HALF + ((one_bits[0] >> _SIXTEEN) & _ONE)) >> _SIXTEEN
-    one_bits[0] = rounded << _SIXTEEN
-    one[0] = min(one[0], scale_max)
-    if one[0] < _SCALE_MIN:
-        one[0] = f32(0)
-    return one[0]
+    word = bits_of(largest)
+    scale = float_of(i32(i32(i32(word + _ROUND_HALF) + i32(i32(word >> _SIXTEEN) & _ONE)) & _UPPER_HALF))
+    scale = min(scale, scale_max)
+    return scale if scale >= _SCALE_MIN else f32(0)
 
 
 @inner
-def _as_float(word: Any, one: Any, one_bits: Any) -> Any:
-    one_bits[0] = word
-    return one[0]
+def _scale_of(half: Any) -> Any:
+    """The f32 of a bf16."""
+    return float_of(i32(i32(half) << _SIXTEEN))
 
 
 @inner
-def _find(bits: Any, count: int, divisor: Any, scale_max: Any, scales: Any, tools: Any) -> int:
-    one, one_bits, inverses = tools[0], tools[1], tools[2]
+def _find(count: int, divisor: Any, scale_max: Any, scales: Any, inverses: Any) -> int:
     bad = 0
     for block in range(count):
-        magnitude = _absmax_bits(bits[block * BLOCK : (block + 1) * BLOCK])
-        if magnitude >= _INFINITE:
-            bad += 1
-            scales[block] = u16(0)
-            inverses[block] = f32(np.nan)
-            continue
-        scale = _rounded_scale(_as_float(magnitude, one, one_bits) / divisor, scale_max, one, one_bits)
-        scales[block] = u16(one_bits[0] >> _SIXTEEN)
-        inverses[block] = f32(1) / scale if scale > f32(0) else f32(0)
+        magnitude = inverses[block]
+        finite = bits_of(magnitude) < _INFINITE
+        scale = _rounded_scale(magnitude / divisor, scale_max) if finite else f32(0)
+        scales[block] = u16(i32(bits_of(scale) >> _SIXTEEN))
+        inverse = f32(1) / scale if scale > f32(0) else f32(0)
+        inverses[block] = inverse if finite else f32(np.nan)
+        bad += 0 if finite else 1
     return bad
 
 
 @inner
-def find_infinite(bits: Any, count: int, tools: Any) -> int:
-    """How many blocks have values that aren't finite; their inverse among the tools is NaN, that of others 0."""
-    inverses = tools[2]
+def find_magnitudes(x: Any, count: int, inverses: Any) -> None:
+    """Largest magnitude of each block, to where `find_scales` takes it from."""
+    for block in range(count):
+        y, largest = x[block * BLOCK : (block + 1) * BLOCK], i32(0)
+        for j in range(BLOCK):
+            largest = max(largest, magnitude_bits(y[j]))
+        inverses[block] = float_of(largest)
+
+
+@inner
+def find_infinite(count: int, inverses: Any) -> int:
+    """How many blocks have values that aren't finite; their inverse becomes NaN, that of others 0.
+
+    Args:
+        count: Blocks.
+        inverses: As `find_magnitudes` left them.
+    """
     bad = 0
     for block in range(count):
-        infinite = _absmax_bits(bits[block * BLOCK : (block + 1) * BLOCK]) >= _INFINITE
+        infinite = bits_of(inverses[block]) >= _INFINITE
         bad += 1 if infinite else 0
         inverses[block] = f32(np.nan) if infinite else f32(0)
     return bad
 
 
 @inner
-def find_scales(kind: int, bits: Any, count: int, scales: Any, tools: Any) -> int:
-    """Scale of each block, and 1 / scale among the tools; before anything is encoded, so that divisions overlap.
+def find_scales(kind: int, count: int, scales: Any, inverses: Any) -> int:
+    """Scale of each block, and 1 / scale; for all before anything is encoded, so that divisions overlap.
 
     Args:
         kind: Of the codec.
-        bits: int32 [>= count * 128], of the values.
         count: Blocks.
         scales: uint16, where they go; without meaning for codecs that have none.
-        tools: As `memory.make_tools` makes them.
+        inverses: float32 [>= count], as `find_magnitudes` left them; 1 / scale comes there.
 
     Returns:
         How many blocks have values that aren't finite; their scale is 0, and their inverse NaN.
     """
     if kind == INT4:
-        return _find(bits, count, f32(7), _BF16_MAX / f32(8), scales, tools)
+        return _find(count, f32(7), _BF16_MAX / f32(8), scales, inverses)
     if kind == INT8:
-        return _find(bits, count, f32(127), _BF16_MAX / f32(128), scales, tools)
+        return _find(count, f32(127), _BF16_MAX / f32(128), scales, inverses)
     if kind == E3M0:
-        return _find(bits, count, f32(1), _BF16_MAX, scales, tools)
-    return find_infinite(bits, count, tools)
+        return _find(count, f32(1), _BF16_MAX, scales, inverses)
+    return find_infinite(count, inverses)
 
 
 @inner
-def _encode_int4(t: Any, count: int, codes: Any, tools: Any) -> None:
-    inverses = tools[2]
+def _int4_code(value: Any) -> Any:
+    return min(max(i32(value + f32(8.5)), i32(1)), i32(15))
+
+
+@inner
+def _encode_int4(t: Any, count: int, codes: Any, inverses: Any) -> None:
     for block in range(count):
         x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * _HALF : (block + 1) * _HALF]
         inverse = inverses[block]
         for j in range(_HALF):
-            low = min(max(i32(x[j] * inverse + f32(8.5)), i32(1)), i32(15))
-            high = min(max(i32(x[_HALF + j] * inverse + f32(8.5)), i32(1)), i32(15))
+            low, high = _int4_code(x[j] * inverse), _int4_code(x[_HALF + j] * inverse)
             out[j] = u8(i32(low | i32(high << i32(4))))
 
 
 @inner
-def _encode_int8(t: Any, count: int, codes: Any, tools: Any) -> None:
-    inverses = tools[2]
+def _encode_int8(t: Any, count: int, codes: Any, inverses: Any) -> None:
     for block in range(count):
         x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * BLOCK : (block + 1) * BLOCK]
         inverse = inverses[block]
@@ -172,72 +181,64 @@ def _encode_int8(t: Any, count: int, codes: Any, tools: Any) -> None:
 
 
 @inner
-def _encode_e3m0(t: Any, work: Any, word: Any, spare: Any, count: int, codes: Any, tools: Any) -> None:
-    inverses = tools[2]
+def _e3m0_code(value: Any, inverse: Any) -> Any:
+    """The level whose power is nearest by ratio, and the sign of what isn't zero."""
+    ratio = abs(value) * inverse
+    least = i32(1) if ratio >= _ZERO_BELOW else i32(0)
+    level = max(min(i32(i32(bits_of(ratio * _FOUR_THIRDS) >> _MANTISSA) - _LEVEL_BIAS), _LEVEL_MAX), least)
+    sign = i32(i32(bits_of(value) >> i32(28)) & i32(8))
+    return i32(level | sign) if level > i32(0) else i32(0)
+
+
+@inner
+def _encode_e3m0(t: Any, count: int, codes: Any, inverses: Any) -> None:
     for block in range(count):
         x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * _HALF : (block + 1) * _HALF]
         inverse = inverses[block]
-        for j in range(BLOCK):
-            ratio = abs(x[j]) * inverse
-            low = i32(1) if ratio >= _ZERO_BELOW else i32(0)
-            spare[j] = i32(low | (i32(8) if x[j] < f32(0) else i32(0)))
-            work[j] = ratio * _FOUR_THIRDS
-        for j in range(BLOCK):
-            flags = spare[j]
-            exponent = i32(i32(word[j] >> _MANTISSA) - _LEVEL_BIAS)
-            level = max(min(exponent, _LEVEL_MAX), i32(flags & _ONE))
-            spare[j] = i32(level | (i32(flags & i32(8)) if level > i32(0) else i32(0)))
         for j in range(_HALF):
-            out[j] = u8(i32(spare[j] | i32(spare[_HALF + j] << i32(4))))
+            low, high = _e3m0_code(x[j], inverse), _e3m0_code(x[_HALF + j], inverse)
+            out[j] = u8(i32(low | i32(high << i32(4))))
 
 
 @inner
-def _encode_bf16(t: Any, work: Any, word: Any, count: int, codes: Any) -> None:
-    for block in range(count):
-        x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[2 * block * BLOCK : 2 * (block + 1) * BLOCK]
-        for j in range(BLOCK):
-            work[j] = min(max(x[j], -_BF16_MAX), _BF16_MAX)
-        for j in range(BLOCK):
-            even = i32(i32(word[j] >> _SIXTEEN) & _ONE)
-            rounded = i32(i32(i32(word[j] + _ROUND_HALF) + even) >> _SIXTEEN)
-            out[2 * j] = u8(rounded)
-            out[2 * j + 1] = u8(i32(rounded >> i32(8)))
-
-
-@inner
-def _encode_f32(bits: Any, count: int, codes: Any) -> None:
+def _encode_bf16(t: Any, count: int, codes: Any) -> None:
     for j in range(count * BLOCK):
-        for byte in range(4):
-            codes[4 * j + byte] = u8(i32(bits[j] >> i32(8 * byte)))
+        word = bits_of(min(max(t[j], -_BF16_MAX), _BF16_MAX))
+        even = i32(i32(word >> _SIXTEEN) & _ONE)
+        rounded = i32(i32(i32(word + _ROUND_HALF) + even) >> _SIXTEEN)
+        codes[2 * j] = u8(rounded)
+        codes[2 * j + 1] = u8(i32(rounded >> i32(8)))
 
 
 @inner
-def encode_blocks(
-    kind: int, t: Any, bits: Any, work: Any, word: Any, spare: Any, count: int, codes: Any, tools: Any
-) -> None:
-    """Codes of what stands in t, all of it finite, after `find_scales`.
+def _encode_f32(t: Any, count: int, codes: Any) -> None:
+    for j in range(count * BLOCK):
+        word = bits_of(t[j])
+        for byte in range(4):
+            codes[4 * j + byte] = u8(i32(word >> i32(8 * byte)))
+
+
+@inner
+def encode_blocks(kind: int, x: Any, count: int, codes: Any, inverses: Any) -> None:
+    """Codes of values that are all finite, after `find_scales`.
 
     Args:
         kind: Of the codec.
-        t: float32 [>= count * 128].
-        bits: The same memory as int32.
-        work: float32 [128], to work in.
-        word: The same memory as int32.
-        spare: int32 [128], to work in.
+        x: float32 [>= count * 128].
         count: Blocks.
         codes: uint8, where they go.
-        tools: As `find_scales` left them.
+        inverses: As `find_scales` left them.
     """
     if kind == INT4:
-        _encode_int4(t, count, codes, tools)
+        _encode_int4(x, count, codes, inverses)
     elif kind == INT8:
-        _encode_int8(t, count, codes, tools)
+        _encode_int8(x, count, codes, inverses)
     elif kind == E3M0:
-        _encode_e3m0(t, work, word, spare, count, codes, tools)
+        _encode_e3m0(x, count, codes, inverses)
     elif kind == BF16:
-        _encode_bf16(t, work, word, count, codes)
+        _encode_bf16(x, count, codes)
     else:
-        _encode_f32(bits, count, codes)
+        _encode_f32(x, count, codes)
 
 
 @inner
@@ -251,64 +252,60 @@ def _unpack_int4(codes: Any, count: int, small: Any) -> None:
 
 
 @inner
-def _decode_int4(codes: Any, scales: Any, count: int, t: Any, tools: Any) -> None:
-    small = tools[3]
+def _decode_int4(codes: Any, scales: Any, count: int, t: Any, small: Any) -> None:
     _unpack_int4(codes, count, small)
     for block in range(count):
         x, y = t[block * BLOCK : (block + 1) * BLOCK], small[block * BLOCK : (block + 1) * BLOCK]
-        scale = _as_float(i32(scales[block]) << _SIXTEEN, tools[0], tools[1])
+        scale = _scale_of(scales[block])
         for j in range(BLOCK):
             x[j] = f32(y[j]) * scale
 
 
 @inner
-def _decode_int8(codes: Any, scales: Any, count: int, t: Any, tools: Any) -> None:
+def _decode_int8(codes: Any, scales: Any, count: int, t: Any) -> None:
     for block in range(count):
         x, packed = t[block * BLOCK : (block + 1) * BLOCK], codes[block * BLOCK : (block + 1) * BLOCK]
-        scale = _as_float(i32(scales[block]) << _SIXTEEN, tools[0], tools[1])
+        scale = _scale_of(scales[block])
         for j in range(BLOCK):
             x[j] = f32(i32(i32(packed[j]) - i32(128))) * scale
 
 
 @inner
 def _power(code: Any) -> Any:
-    """Bits of +-2^(level - 7), or of zero."""
+    """A float +-2^(level - 7), or zero."""
     level = i32(code & _LEVEL_MAX)
     power = i32(i32(i32(level + _LEVEL_BIAS) << _MANTISSA) | i32(i32(code & i32(8)) << i32(28)))
-    return power if level > i32(0) else i32(0)
+    return float_of(power if level > i32(0) else i32(0))
 
 
 @inner
-def _decode_e3m0(codes: Any, scales: Any, count: int, t: Any, bits: Any, tools: Any) -> None:
+def _decode_e3m0(codes: Any, scales: Any, count: int, t: Any) -> None:
     for block in range(count):
-        x, y = t[block * BLOCK : (block + 1) * BLOCK], bits[block * BLOCK : (block + 1) * BLOCK]
-        packed = codes[block * _HALF : (block + 1) * _HALF]
-        scale = _as_float(i32(scales[block]) << _SIXTEEN, tools[0], tools[1])
+        x, packed = t[block * BLOCK : (block + 1) * BLOCK], codes[block * _HALF : (block + 1) * _HALF]
+        scale = _scale_of(scales[block])
         for j in range(_HALF):
             code = i32(packed[j])
-            y[j] = _power(i32(code & i32(15)))
-            y[_HALF + j] = _power(i32(code >> i32(4)))
-        for j in range(BLOCK):
-            x[j] *= scale
+            x[j] = _power(i32(code & i32(15))) * scale
+            x[_HALF + j] = _power(i32(code >> i32(4))) * scale
 
 
 @inner
-def _decode_bf16(codes: Any, count: int, bits: Any) -> None:
+def _decode_bf16(codes: Any, count: int, t: Any) -> None:
     for j in range(count * BLOCK):
-        bits[j] = i32(i32(i32(codes[2 * j]) << _SIXTEEN) | i32(i32(codes[2 * j + 1]) << i32(24)))
+        t[j] = float_of(i32(i32(i32(codes[2 * j]) << _SIXTEEN) | i32(i32(codes[2 * j + 1]) << i32(24))))
 
 
 @inner
-def _decode_f32(codes: Any, count: int, bits: Any) -> None:
+def _decode_f32(codes: Any, count: int, t: Any) -> None:
     for j in range(count * BLOCK):
         word = i32(0)
         for byte in range(4):
-            word |= i32(codes[4 * j + byte]) << i32(8 * byte)
-        bits[j] = word
+            word = i32(word | i32(i32(codes[4 * j + byte]) << i32(8 * byte)))
+        t[j] = float_of(word)
 
 
 @inner
-def decode_blocks(kind: int, codes: Any, scales: Any, count: int, t: Any, bits: Any, tools: Any) -> None:
+def decode_blocks(kind: int, codes: Any, scales: Any, count: int, t: Any, small: Any) -> None:
     """Values of blocks, exactly: what the codes say, whoever wrote them.
 
     Args:
@@ -316,43 +313,43 @@ def decode_blocks(kind: int, codes: Any, scales: Any, count: int, t: Any, bits: 
         codes, scales: uint8 and uint16, of these blocks.
         count: Blocks.
         t: float32 [>= count * 128], where they go.
-        bits: The same memory as int32.
-        tools: As `memory.make_tools` makes them.
+        small: int8 [>= count * 128], to work in.
     """
     if kind == INT4:
-        _decode_int4(codes, scales, count, t, tools)
+        _decode_int4(codes, scales, count, t, small)
     elif kind == INT8:
-        _decode_int8(codes, scales, count, t, tools)
+        _decode_int8(codes, scales, count, t)
     elif kind == E3M0:
-        _decode_e3m0(codes, scales, count, t, bits, tools)
+        _decode_e3m0(codes, scales, count, t)
     elif kind == BF16:
-        _decode_bf16(codes, count, bits)
+        _decode_bf16(codes, count, t)
     else:
-        _decode_f32(codes, count, bits)
+        _decode_f32(codes, count, t)
 
 
 @inner
-def _add_int4(codes: Any, scales: Any, count: int, weight: Any, d: Any, tools: Any) -> None:
-    small = tools[3]
+def _add_int4(codes: Any, scales: Any, count: int, weight: Any, fresh: bool, d: Any, small: Any) -> None:
     _unpack_int4(codes, count, small)
     for block in range(count):
         x, y = d[block * BLOCK : (block + 1) * BLOCK], small[block * BLOCK : (block + 1) * BLOCK]
-        scale = _as_float(i32(scales[block]) << _SIXTEEN, tools[0], tools[1])
-        for j in range(BLOCK):
-            x[j] += f32(y[j]) * scale * weight
+        scale = _scale_of(scales[block])
+        if fresh:
+            for j in range(BLOCK):
+                x[j] = f32(0) + f32(y[j]) * scale * weight
+        else:
+            for j in range(BLOCK):
+                x[j] += f32(y[j]) * scale * weight
 
 
 @inner
-def publish_int4(d: Any, count: int, codes: Any, scales: Any, published: Any, tools: Any) -> None:
+def publish_int4(t: Any, count: int, codes: Any, scales: Any, published: Any, inverses: Any) -> None:
     """`encode_blocks` and `add_blocks` with weight 1 in one: each code is added while it is in a register."""
-    inverses = tools[2]
     for block in range(count):
-        x, out = d[block * BLOCK : (block + 1) * BLOCK], codes[block * _HALF : (block + 1) * _HALF]
+        x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * _HALF : (block + 1) * _HALF]
         y, inverse = published[block * BLOCK : (block + 1) * BLOCK], inverses[block]
-        scale = _as_float(i32(scales[block]) << _SIXTEEN, tools[0], tools[1])
+        scale = _scale_of(scales[block])
         for j in range(_HALF):
-            low = min(max(i32(x[j] * inverse + f32(8.5)), i32(1)), i32(15))
-            high = min(max(i32(x[_HALF + j] * inverse + f32(8.5)), i32(1)), i32(15))
+            low, high = _int4_code(x[j] * inverse), _int4_code(x[_HALF + j] * inverse)
             out[j] = u8(i32(low | i32(high << i32(4))))
             y[j] += f32(i32(low - i32(8))) * scale
             y[_HALF + j] += f32(i32(high - i32(8))) * scale
@@ -360,11 +357,16 @@ def publish_int4(d: Any, count: int, codes: Any, scales: Any, published: Any, to
 
 @inner
 def add_blocks(
-    kind: int, codes: Any, scales: Any, count: int, weight: Any, d: Any, t: Any, bits: Any, tools: Any
+    kind: int, codes: Any, scales: Any, count: int, weight: Any, fresh: bool, d: Any, t: Any, small: Any
 ) -> None:
-    """Add weight * values to d: for the default codec in one pass, for others through t, which is as long as d."""
+    """Add weight * values to d: for the default codec in one pass, for others through t, which is as long as d.
+
+    `fresh` says that d is zero, whatever it holds.
+    """
     if kind == INT4:
-        _add_int4(codes, scales, count, weight, d, tools)
+        _add_int4(codes, scales, count, weight, fresh, d, small)
         return
-    decode_blocks(kind, codes, scales, count, t, bits, tools)
+    decode_blocks(kind, codes, scales, count, t, small)
+    if fresh:
+        fill(d, 0, count * BLOCK)
     add_product(d, t, weight, count)

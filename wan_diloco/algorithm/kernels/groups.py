@@ -104,19 +104,18 @@ def unpack(
     count: int,
     n: int,
     t: Any,
-    bits: Any,
     padded: Any,
-    tools: Any,
+    small: Any,
 ) -> None:
     """Decode a group into t, with zeros where a short block has no elements."""
     if n == BLOCK:
         packed = codes[code : code + count * code_bytes(kind, BLOCK)]
-        decode_blocks(kind, packed, scales[block : block + count], count, t, bits, tools)
+        decode_blocks(kind, packed, scales[block : block + count], count, t, small)
         return
     stop = code_bytes(kind, n)
     for j in range(stop):
         padded[j] = codes[code + j]
-    decode_blocks(kind, padded, scales[block : block + 1], 1, t, bits, tools)
+    decode_blocks(kind, padded, scales[block : block + 1], 1, t, small)
     first, second = shape(kind, n)
     fill(t, first, _HALF)
     fill(t, max(first, _HALF + second), BLOCK)

@@ -14,9 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
 from numba import carray, types  # type: ignore[attr-defined]
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from wan_diloco.algorithm.blocks import BLOCK
@@ -27,24 +25,23 @@ __all__ = [
     "as_bytes",
     "as_floats",
     "as_halves",
-    "as_integers",
     "buffer",
+    "make_inverses",
     "make_padded",
+    "make_short",
     "make_small",
-    "make_tools",
-    "prefetch",
     "workspace",
 ]
 
 _BUFFERS: Final = 4
-# Behind the buffers, in floats, each on a cache line of its own: what `make_tools`, `make_padded`, `make_small` give.
-_ONE: Final = _BUFFERS * GROUP * BLOCK
-_INVERSES: Final = _ONE + 16
-_BYTES: Final = _INVERSES + GROUP
+# Behind the buffers, in floats, each on a cache line of its own: what `make_inverses`, `make_small`, `make_padded`,
+# `make_short` give.
+_INVERSES: Final = _BUFFERS * GROUP * BLOCK
+_BYTES: Final = _INVERSES + max(GROUP, 16)
 _PADDED: Final = _BYTES + GROUP * BLOCK // 4
-_SMALL: Final = _PADDED + BLOCK
-_SMALLS: Final = 5
-WORK_FLOATS: Final = _SMALL + _SMALLS * BLOCK
+_SHORT: Final = _PADDED + BLOCK
+_SHORTS: Final = 3
+WORK_FLOATS: Final = _SHORT + _SHORTS * BLOCK
 
 
 def _pointer(element: Any) -> Callable[..., Any]:
@@ -58,32 +55,6 @@ def _pointer(element: Any) -> Callable[..., Any]:
         return pointed(types.uintp), generate
 
     return pointer
-
-
-@intrinsic
-def _prefetch_line(typing_context: Any, address: Any) -> Any:  # noqa: ARG001 - the signature is numba's
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-            builder.module, kind, "llvm.prefetch.p0"
-        )
-        # To be read, kept in all caches, data.
-        builder.call(function, [pointer, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.uintp), generate
-
-
-@inner
-def prefetch(x: Any, start: int, count: int) -> None:
-    """Have elements of an array fetched while something else is worked on; beyond its end nothing happens."""
-    stop = min(start + count, x.size)
-    if start < stop:
-        first = x.ctypes.data + start * x.itemsize
-        for address in range(first, x.ctypes.data + stop * x.itemsize, 64):
-            _prefetch_line(address)  # type: ignore[call-arg]
 
 
 def _view(element: Any) -> Callable[[Any], Any]:
@@ -101,8 +72,6 @@ _byte_pointer = _pointer(types.uint8)
 _signed_pointer = _pointer(types.int8)
 
 as_floats = _view(types.float32)
-as_integers = _view(types.int32)
-"""The bits of floats."""
 as_bytes = _view(types.uint8)
 as_halves = _view(types.uint16)
 
@@ -114,27 +83,27 @@ def buffer(work: Any, index: int) -> Any:
 
 
 @inner
-def make_tools(work: Any) -> Any:
-    """What every pass needs to work with: a float, and the same as int32; 1 / scale of each block; small integers."""
-    one, small = work[_ONE : _ONE + 1], work[_BYTES:_PADDED]
-    return (
-        one,
-        as_integers(one),
-        work[_INVERSES : _INVERSES + GROUP],
-        carray(_signed_pointer(small.ctypes.data), GROUP * BLOCK),
-    )
+def make_inverses(work: Any) -> Any:
+    """For 1 / scale of each block of a group."""
+    return work[_INVERSES : _INVERSES + GROUP]
+
+
+@inner
+def make_small(work: Any) -> Any:
+    """For the elements of a group as int8."""
+    return carray(_signed_pointer(work[_BYTES:_PADDED].ctypes.data), GROUP * BLOCK)
 
 
 @inner
 def make_padded(work: Any) -> Any:
     """For the codes of a short block, at the length of a whole one of any codec."""
-    return carray(_byte_pointer(work[_PADDED:_SMALL].ctypes.data), 4 * BLOCK)
+    return carray(_byte_pointer(work[_PADDED:_SHORT].ctypes.data), 4 * BLOCK)
 
 
 @inner
-def make_small(work: Any, index: int) -> Any:
-    """For a block; there are five."""
-    return work[_SMALL + index * BLOCK : _SMALL + (index + 1) * BLOCK]
+def make_short(work: Any, index: int) -> Any:
+    """For the values of a short block; there are three."""
+    return work[_SHORT + index * BLOCK : _SHORT + (index + 1) * BLOCK]
 
 
 class _Workspaces(threading.local):

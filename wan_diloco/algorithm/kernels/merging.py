@@ -12,15 +12,16 @@ from typing import Any
 from numba import types
 
 from wan_diloco.algorithm.blocks import BLOCK
+from wan_diloco.algorithm.kernels.bitcasts import float_of
 from wan_diloco.algorithm.kernels.codes import (
     F32,
-    GROUP,
     INT4,
     add_blocks,
     code_bytes,
     decode_blocks,
     encode_blocks,
     find_scales,
+    magnitude_bits,
     publish_int4,
 )
 from wan_diloco.algorithm.kernels.compiled import (
@@ -35,6 +36,7 @@ from wan_diloco.algorithm.kernels.compiled import (
     VECTOR,
     entry,
     f32,
+    i32,
     inner,
 )
 from wan_diloco.algorithm.kernels.groups import (
@@ -50,12 +52,11 @@ from wan_diloco.algorithm.kernels.memory import (
     as_bytes,
     as_floats,
     as_halves,
-    as_integers,
     buffer,
+    make_inverses,
     make_padded,
+    make_short,
     make_small,
-    make_tools,
-    prefetch,
 )
 from wan_diloco.algorithm.kernels.vectors import add_product, add_vectors, copy, fill
 
@@ -110,7 +111,7 @@ def merged_sums(
     weights, directions = as_floats(weights), as_floats(directions)
     mean_sums, direction_sums, work = as_floats(mean_sums), as_floats(direction_sums), as_floats(work)
     t, d, turned = buffer(work, 0), buffer(work, 1), buffer(work, 2)
-    tools, padded, bits = make_tools(work), make_padded(work), as_integers(t)
+    small, padded = make_small(work), make_padded(work)
     at, block = 0, low
     while block < high:
         at = find_segment(segments, block, at)
@@ -118,7 +119,7 @@ def merged_sums(
         fill(d, 0, count * BLOCK)
         fill(turned, 0, count * BLOCK)
         for m in range(weights.size):
-            unpack(kind, codes[m], scales[m], code, block, count, n, t, bits, padded, tools)
+            unpack(kind, codes[m], scales[m], code, block, count, n, t, padded, small)
             add_product(d, t, weights[m], count)
             if directions[m] != f32(0):
                 add_product(turned, t, directions[m], count)
@@ -142,70 +143,72 @@ def _merge(
     n: int,
     d: Any,
     t: Any,
-    bits: Any,
     padded: Any,
-    tools: Any,
+    small: Any,
 ) -> None:
     """A weighted sum into d, in the order of the contributions; those without weight are left out."""
-    fill(d, 0, count * BLOCK)
+    fresh = True
     for m in range(weights.size):
         if weights[m] == f32(0):
             continue
         if n < BLOCK:
-            unpack(kind, codes[m], scales[m], code, block, count, n, t, bits, padded, tools)
+            unpack(kind, codes[m], scales[m], code, block, count, n, t, padded, small)
+            if fresh:
+                fill(d, 0, BLOCK)
             add_product(d, t, weights[m], 1)
         else:
             packed = codes[m, code : code + count * code_bytes(kind, BLOCK)]
-            add_blocks(kind, packed, scales[m, block : block + count], count, weights[m], d, t, bits, tools)
+            add_blocks(kind, packed, scales[m, block : block + count], count, weights[m], fresh, d, t, small)
+        fresh = False
+    if fresh:
+        fill(d, 0, count * BLOCK)
 
 
 @inner
-def _lacking(d: Any, exact: Any, momentum: Any, published: Any, mu: Any, eta: Any, t: Any) -> None:
-    """What the published value will lack after the outer step with d, into t; `outer` has the formula."""
-    for j in range(exact.size):
-        t[j] = exact[j] - (d[j] + (momentum[j] * mu + d[j]) * mu) * eta - published[j]
+def _outer_step(kind: int, d: Any, state: Any, before: Any, mu: Any, eta: Any, t: Any, inverses: Any) -> None:
+    """The outer step with d, in place; what is then to be published comes into t; `outer` has the formula.
 
-
-@inner
-def _outer_step(d: Any, exact: Any, momentum: Any, mu: Any, eta: Any) -> None:
-    """The step itself, in place: to calculate it twice is quicker than to keep what must not be changed in vain."""
-    for j in range(exact.size):
-        b = momentum[j] * mu + d[j]
-        momentum[j] = b
-        exact[j] -= (d[j] + b * mu) * eta
-
-
-@inner
-def _step_finite(
-    kind: int, d: Any, exact: Any, momentum: Any, published: Any, mu: Any, eta: Any, t: Any, tools: Any
-) -> None:
-    """The outer step without the blocks that would not be finite: those stay, and what is published says so."""
+    What exact value and momentum were is kept in `before`, and the largest magnitude of each block in t goes where
+    `find_scales` looks for it.
+    """
+    exact, momentum, published = state
     for block in range(exact.size // BLOCK):
         start, stop = block * BLOCK, (block + 1) * BLOCK
-        if tools[2][block] == tools[2][block]:
-            _outer_step(d[start:stop], exact[start:stop], momentum[start:stop], mu, eta)
+        x, y, z = exact[start:stop], momentum[start:stop], published[start:stop]
+        x_before, y_before = before[0][start:stop], before[1][start:stop]
+        step, lacking = d[start:stop], t[start:stop]
+        largest = i32(0)
+        for j in range(BLOCK):
+            # All are read before any is written: they often lie at the same place of a page, where processors take a
+            # read for one of what was just written, and wait.
+            old_x, old_y, old_z, s = x[j], y[j], z[j], step[j]
+            new_y = old_y * mu + s
+            new_x = old_x - (s + new_y * mu) * eta
+            value = new_x if kind == F32 else new_x - old_z
+            x[j] = new_x
+            y[j] = new_y
+            x_before[j] = old_x
+            y_before[j] = old_y
+            lacking[j] = value
+            largest = max(largest, magnitude_bits(value))
+        inverses[block] = float_of(largest)
+
+
+@inner
+def _take_back(kind: int, state: Any, before: Any, t: Any, inverses: Any) -> None:
+    """Have blocks that would not be finite as they were before; what is published says so."""
+    exact, momentum, published = state
+    for block in range(exact.size // BLOCK):
+        if inverses[block] == inverses[block]:
             continue
-        tools[2][block] = f32(0)
+        start, stop = block * BLOCK, (block + 1) * BLOCK
+        inverses[block] = f32(0)
+        copy(before[0][start:stop], exact[start:stop], BLOCK)
+        copy(before[1][start:stop], momentum[start:stop], BLOCK)
         if kind == F32:
             copy(published[start:stop], t[start:stop], BLOCK)
         else:
             fill(t, start, stop)
-
-
-@inner
-def _make_smalls(work: Any) -> Any:
-    """What encoding works with, and the three values of a short block."""
-    spares = (make_small(work, 0), as_integers(make_small(work, 0)), as_integers(make_small(work, 1)))
-    return spares, (make_small(work, 2), make_small(work, 3), make_small(work, 4))
-
-
-@inner
-def _prefetch_next(kind: int, codes: Any, state: Any, element: int, code: int) -> None:
-    """Have the next group on its way while this one is worked on."""
-    for part in range(3):
-        prefetch(state[part], element, GROUP * BLOCK)
-    for m in range(codes.shape[0]):
-        prefetch(codes[m], code, GROUP * code_bytes(kind, BLOCK))
 
 
 @inner
@@ -219,80 +222,38 @@ def _merge_group(
     count: int,
     n: int,
     d: Any,
-    d_bits: Any,
     mean: Any,
     t: Any,
-    bits: Any,
     padded: Any,
-    tools: Any,
+    small: Any,
 ) -> None:
     """The merged delta of a group, into d."""
     weights, directions, blend = factors
     if weights.size == 1:
         # One contribution comes out to the bit, also a negative zero.
-        unpack(kind, codes[0], scales[0], code, block, count, n, d, d_bits, padded, tools)
+        unpack(kind, codes[0], scales[0], code, block, count, n, d, padded, small)
         return
     if directions.size == 0:
-        _merge(kind, codes, scales, weights, code, block, count, n, d, t, bits, padded, tools)
+        _merge(kind, codes, scales, weights, code, block, count, n, d, t, padded, small)
         return
-    _merge(kind, codes, scales, directions, code, block, count, n, d, t, bits, padded, tools)
+    _merge(kind, codes, scales, directions, code, block, count, n, d, t, padded, small)
     for j in range(count * BLOCK):
         d[j] *= blend[1]
     if blend[0] != f32(0):
-        _merge(kind, codes, scales, weights, code, block, count, n, mean, t, bits, padded, tools)
+        _merge(kind, codes, scales, weights, code, block, count, n, mean, t, padded, small)
         add_product(d, mean, blend[0], count)
 
 
 @inner
-def _step(
-    kind: int,
-    d: Any,
-    exact: Any,
-    momentum: Any,
-    published: Any,
-    lacking_from: Any,
-    rule: Any,
-    halves: Any,
-    count: int,
-    t: Any,
-    bits: Any,
-    tools: Any,
-) -> int:
-    """The outer step of a group; what is to be published of it comes into t, and its scales where they belong.
-
-    Returns:
-        How many blocks would not have been finite.
-    """
-    mu, eta = rule
-    _lacking(d, exact, momentum, lacking_from, mu, eta, t)
-    bad = find_scales(kind, bits, count, halves, tools)
-    if bad == 0:
-        _outer_step(d, exact, momentum, mu, eta)
-    else:
-        _step_finite(kind, d, exact, momentum, published, mu, eta, t, tools)
-    return bad
-
-
-@inner
 def _publish(
-    kind: int,
-    t: Any,
-    bits: Any,
-    spares: Any,
-    count: int,
-    packed: Any,
-    halves: Any,
-    published: Any,
-    d: Any,
-    d_bits: Any,
-    tools: Any,
+    kind: int, t: Any, count: int, packed: Any, halves: Any, published: Any, d: Any, inverses: Any, small: Any
 ) -> None:
     """Encode t, and add what that decodes to, to the published value; d is lost."""
     if kind == INT4:
-        publish_int4(t, count, packed, halves, published, tools)
+        publish_int4(t, count, packed, halves, published, inverses)
         return
-    encode_blocks(kind, t, bits, spares[0], spares[1], spares[2], count, packed, tools)
-    decode_blocks(kind, packed, halves, count, d, d_bits, tools)
+    encode_blocks(kind, t, count, packed, inverses)
+    decode_blocks(kind, packed, halves, count, d, small)
     if kind == F32:
         copy(d, published, published.size)
     else:
@@ -354,30 +315,30 @@ def merge_and_publish(
     weights, directions = as_floats(weights), as_floats(directions)
     state = (as_floats(state[0]), as_floats(state[1]), as_floats(state[2]))
     new_codes, new_scales, work = as_bytes(new_codes), as_halves(new_scales), as_floats(work)
-    t, d, mean, zeros = buffer(work, 0), buffer(work, 1), buffer(work, 2), buffer(work, 3)
-    tools, padded, bits, d_bits = make_tools(work), make_padded(work), as_integers(t), as_integers(d)
-    spares, short = _make_smalls(work)
-    fill(zeros, 0, zeros.size)
+    t, d, mean, spare = buffer(work, 0), buffer(work, 1), buffer(work, 2), buffer(work, 3)
+    inverses, small, padded = make_inverses(work), make_small(work), make_padded(work)
+    short = (make_short(work, 0), make_short(work, 1), make_short(work, 2))
+    factors, before = (weights, directions, blend), (mean, spare)
     bad, at, block = 0, 0, low
     while block < high:
         at = find_segment(segments, block, at)
         element, code, count, n = place(kind, segments, at, block, high)
-        factors = (weights, directions, blend)
-        _merge_group(kind, codes, scales, factors, code, block, count, n, d, d_bits, mean, t, bits, padded, tools)
-        code_stop = code + count * code_bytes(kind, n)
-        _prefetch_next(kind, codes, state, element + count * BLOCK, code_stop)
+        _merge_group(kind, codes, scales, factors, code, block, count, n, d, mean, t, padded, small)
+        stop, code_stop = element + count * BLOCK, code + count * code_bytes(kind, n)
         if n < BLOCK:
             for part in range(3):
                 load(kind, state[part], element, 1, n, short[part])
-            exact, momentum, published, packed = short[0], short[1], short[2], padded
+            group, packed = short, padded
         else:
-            stop = element + count * BLOCK
-            exact, momentum, published = state[0][element:stop], state[1][element:stop], state[2][element:stop]
+            group = (state[0][element:stop], state[1][element:stop], state[2][element:stop])
             packed = new_codes[code:code_stop]
         halves = new_scales[block : block + count]
-        lacking_from = zeros[: exact.size] if kind == F32 else published
-        bad += _step(kind, d, exact, momentum, published, lacking_from, rule, halves, count, t, bits, tools)
-        _publish(kind, t, bits, spares, count, packed, halves, published, d, d_bits, tools)
+        _outer_step(kind, d, group, before, rule[0], rule[1], t, inverses)
+        worse = find_scales(kind, count, halves, inverses)
+        if worse > 0:
+            _take_back(kind, group, before, t, inverses)
+            bad += worse
+        _publish(kind, t, count, packed, halves, group[2], d, inverses, small)
         if n < BLOCK:
             copy(padded, new_codes[code:code_stop], code_stop - code)
             for part in range(3):

@@ -15,7 +15,14 @@ from typing import Any
 from numba import types
 
 from wan_diloco.algorithm.blocks import BLOCK
-from wan_diloco.algorithm.kernels.codes import GROUP, add_blocks, code_bytes, encode_blocks, find_infinite, find_scales
+from wan_diloco.algorithm.kernels.codes import (
+    add_blocks,
+    code_bytes,
+    encode_blocks,
+    find_infinite,
+    find_magnitudes,
+    find_scales,
+)
 from wan_diloco.algorithm.kernels.compiled import (
     BYTES,
     COUNT,
@@ -38,12 +45,10 @@ from wan_diloco.algorithm.kernels.memory import (
     as_bytes,
     as_floats,
     as_halves,
-    as_integers,
     buffer,
+    make_inverses,
     make_padded,
     make_small,
-    make_tools,
-    prefetch,
 )
 from wan_diloco.algorithm.kernels.vectors import add_product, add_vectors, copy, subtract_vectors
 
@@ -72,17 +77,14 @@ def encode(
     """
     values, minus, codes, scales = as_floats(values), as_floats(minus), as_bytes(codes), as_halves(scales)
     work = as_floats(work)
-    t, y, tools, padded = buffer(work, 0), buffer(work, 1), make_tools(work), make_padded(work)
-    spare_floats, spare = make_small(work, 0), as_integers(make_small(work, 1))
-    bits, word, value_bits = as_integers(t), as_integers(spare_floats), as_integers(values)
+    t, y, inverses, padded = buffer(work, 0), buffer(work, 1), make_inverses(work), make_padded(work)
     bad, at, block = 0, 0, low
     while block < high:
         at = find_segment(segments, block, at)
         element, code, count, n = place(kind, segments, at, block, high)
         element, code, b = element - e0, code - c0, block - b0
         stop, code_stop = element + count * BLOCK, code + count * code_bytes(kind, n)
-        prefetch(values, stop, GROUP * BLOCK)
-        x, x_bits, packed = t, bits, padded
+        x, packed = t, padded
         if n < BLOCK:
             load(kind, values, element, count, n, t)
             if minus.size > 0:
@@ -93,11 +95,12 @@ def encode(
             if minus.size > 0:
                 subtract_vectors(values[element:stop], minus[element:stop], t)
             else:
-                x, x_bits = values[element:stop], value_bits[element:stop]
-        worse = find_scales(kind, x_bits, count, scales[b : b + count], tools)
+                x = values[element:stop]
+        find_magnitudes(x, count, inverses)
+        worse = find_scales(kind, count, scales[b : b + count], inverses)
         bad += worse
         if worse == 0:
-            encode_blocks(kind, x, x_bits, spare_floats, word, spare, count, packed, tools)
+            encode_blocks(kind, x, count, packed, inverses)
         if n < BLOCK:
             copy(padded, codes[code:code_stop], code_stop - code)
         block += count
@@ -122,14 +125,13 @@ def decode(
     """Decode into out: the values, or base + values where base isn't empty; base and out don't overlap."""
     codes, scales, base, out = as_bytes(codes), as_halves(scales), as_floats(base), as_floats(out)
     work = as_floats(work)
-    t, y, tools, padded = buffer(work, 0), buffer(work, 1), make_tools(work), make_padded(work)
-    bits = as_integers(t)
+    t, y, small, padded = buffer(work, 0), buffer(work, 1), make_small(work), make_padded(work)
     at, block = 0, low
     while block < high:
         at = find_segment(segments, block, at)
         element, code, count, n = place(kind, segments, at, block, high)
         element -= e0
-        unpack(kind, codes, scales, code - c0, block - b0, count, n, t, bits, padded, tools)
+        unpack(kind, codes, scales, code - c0, block - b0, count, n, t, padded, small)
         stop = element + count * BLOCK
         if base.size == 0:
             store(kind, t, out, element, count, n)
@@ -159,22 +161,20 @@ def add(
 ) -> None:
     """Decode and accumulate: out += weight * values."""
     codes, scales, out, work = as_bytes(codes), as_halves(scales), as_floats(out), as_floats(work)
-    t, y, tools, padded = buffer(work, 0), buffer(work, 1), make_tools(work), make_padded(work)
-    bits = as_integers(t)
+    t, y, small, padded = buffer(work, 0), buffer(work, 1), make_small(work), make_padded(work)
     at, block = 0, low
     while block < high:
         at = find_segment(segments, block, at)
         element, code, count, n = place(kind, segments, at, block, high)
         element, code, b = element - e0, code - c0, block - b0
-        prefetch(out, element + count * BLOCK, GROUP * BLOCK)
         if n < BLOCK:
-            unpack(kind, codes, scales, code, b, count, n, t, bits, padded, tools)
+            unpack(kind, codes, scales, code, b, count, n, t, padded, small)
             load(kind, out, element, count, n, y)
             add_product(y, t, weight, 1)
             store(kind, y, out, element, count, n)
         else:
             packed, y_out = codes[code : code + count * code_bytes(kind, BLOCK)], out[element : element + count * BLOCK]
-            add_blocks(kind, packed, scales[b : b + count], count, weight, y_out, t, bits, tools)
+            add_blocks(kind, packed, scales[b : b + count], count, weight, False, y_out, t, small)
         block += count
 
 
@@ -196,14 +196,15 @@ def measure(
         How many blocks have values that aren't finite.
     """
     codes, scales, sums, work = as_bytes(codes), as_halves(scales), as_floats(sums), as_floats(work)
-    t, squares, tools, padded = buffer(work, 0), make_small(work, 0), make_tools(work), make_padded(work)
-    bits = as_integers(t)
+    t, squares, inverses = buffer(work, 0), buffer(work, 1), make_inverses(work)
+    small, padded = make_small(work), make_padded(work)
     bad, at, block = 0, 0, low
     while block < high:
         at = find_segment(segments, block, at)
         _, code, count, n = place(kind, segments, at, block, high)
-        unpack(kind, codes, scales, code - c0, block - b0, count, n, t, bits, padded, tools)
-        bad += find_infinite(bits, count, tools)
+        unpack(kind, codes, scales, code - c0, block - b0, count, n, t, padded, small)
+        find_magnitudes(t, count, inverses)
+        bad += find_infinite(count, inverses)
         join_halves(kind, t, n)
         sums_of_squares(t, count, squares, sums[block - b0 : block - b0 + count])
         block += count
