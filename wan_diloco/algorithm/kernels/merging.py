@@ -12,7 +12,6 @@ from typing import Any
 from numba import types
 
 from wan_diloco.algorithm.blocks import BLOCK
-from wan_diloco.algorithm.kernels.bitcasts import float_of
 from wan_diloco.algorithm.kernels.codes import (
     F32,
     INT4,
@@ -20,8 +19,8 @@ from wan_diloco.algorithm.kernels.codes import (
     code_bytes,
     decode_blocks,
     encode_blocks,
+    find_magnitudes,
     find_scales,
-    magnitude_bits,
     publish_int4,
 )
 from wan_diloco.algorithm.kernels.compiled import (
@@ -36,7 +35,6 @@ from wan_diloco.algorithm.kernels.compiled import (
     VECTOR,
     entry,
     f32,
-    i32,
     inner,
 )
 from wan_diloco.algorithm.kernels.groups import (
@@ -165,33 +163,23 @@ def _merge(
 
 
 @inner
-def _outer_step(kind: int, d: Any, state: Any, before: Any, mu: Any, eta: Any, t: Any, inverses: Any) -> None:
+def _outer_step(kind: int, d: Any, state: Any, before: Any, mu: Any, eta: Any, t: Any) -> None:
     """The outer step with d, in place; what is then to be published comes into t; `outer` has the formula.
 
-    What exact value and momentum were is kept in `before`, and the largest magnitude of each block in t goes where
-    `find_scales` looks for it.
+    What exact value and momentum were is kept in `before`. One loop over the whole group, since LLVM looks before each
+    loop whether any of its arrays overlap, for seven of them as long as a block takes.
     """
     exact, momentum, published = state
-    for block in range(exact.size // BLOCK):
-        start, stop = block * BLOCK, (block + 1) * BLOCK
-        x, y, z = exact[start:stop], momentum[start:stop], published[start:stop]
-        x_before, y_before = before[0][start:stop], before[1][start:stop]
-        step, lacking = d[start:stop], t[start:stop]
-        largest = i32(0)
-        for j in range(BLOCK):
-            # All are read before any is written: they often lie at the same place of a page, where processors take a
-            # read for one of what was just written, and wait.
-            old_x, old_y, old_z, s = x[j], y[j], z[j], step[j]
-            new_y = old_y * mu + s
-            new_x = old_x - (s + new_y * mu) * eta
-            value = new_x if kind == F32 else new_x - old_z
-            x[j] = new_x
-            y[j] = new_y
-            x_before[j] = old_x
-            y_before[j] = old_y
-            lacking[j] = value
-            largest = max(largest, magnitude_bits(value))
-        inverses[block] = float_of(largest)
+    exact_before, momentum_before = before
+    for j in range(exact.size):
+        # All are read before any is written: they often lie at the same place of a page, where processors take a read
+        # for one of what was just written, and wait.
+        x, y, z, step = exact[j], momentum[j], published[j], d[j]
+        new_y = y * mu + step
+        new_x = x - (step + new_y * mu) * eta
+        exact[j], momentum[j] = new_x, new_y
+        exact_before[j], momentum_before[j] = x, y
+        t[j] = new_x if kind == F32 else new_x - z
 
 
 @inner
@@ -333,7 +321,8 @@ def merge_and_publish(
             group = (state[0][element:stop], state[1][element:stop], state[2][element:stop])
             packed = new_codes[code:code_stop]
         halves = new_scales[block : block + count]
-        _outer_step(kind, d, group, before, rule[0], rule[1], t, inverses)
+        _outer_step(kind, d, group, before, rule[0], rule[1], t)
+        find_magnitudes(t, count, inverses)
         worse = find_scales(kind, count, halves, inverses)
         if worse > 0:
             _take_back(kind, group, before, t, inverses)
