@@ -9,6 +9,8 @@ medians over the rounds, with the extremes beside them.
 - `raw_tcp`: asyncio's BufferedProtocol takes the same bytes in writes of the same length, and does nothing with them.
 - `plain`: frames with checksums, sent by `Connection.upload`, checked and put together by `GrpcSyncerServer`.
 - `tls`: the same with certificates on both sides.
+- `bare_grpc`, `bare_tls`: grpc.aio takes the same messages in one call and does nothing with them: what is left when all
+  that is ours is taken away.
 - `plain_default_allocator`: the same as plain, without what `keep_freed_memory` does at the process's start.
 
 Processor time is of both processes, between the first byte and the acknowledgement.
@@ -43,7 +45,8 @@ from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalSte
 from wan_diloco.wire.coverage import Coverage
 from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT, pack, unpack
 
-KINDS = ("raw_tcp", "plain", "tls", "plain_default_allocator")
+KINDS = ("raw_tcp", "bare_grpc", "bare_tls", "plain", "tls", "plain_default_allocator")
+BARE_METHOD = "/bench.Bare/Take"
 MIB = 2**20
 
 
@@ -110,6 +113,20 @@ class Receiver:
         return {}
 
 
+class BareReceiver(grpc.GenericRpcHandler):
+    """Takes all messages of a call."""
+
+    def service(self, handler_call_details: Any) -> Any:  # noqa: ARG002 - there is one
+        """The one method."""
+        return grpc.stream_unary_rpc_method_handler(self.take)
+
+    async def take(self, messages: Any, context: Any) -> bytes:  # noqa: ARG002 - grpc's
+        """Let go of each."""
+        async for _ in messages:
+            pass
+        return b"!"
+
+
 class RawReceiver(asyncio.BufferedProtocol):
     """Takes bytes, and says when a transfer has come whole: after as many as its first eight say."""
 
@@ -168,11 +185,21 @@ async def receive(arguments: argparse.Namespace, secrets: dict[str, str]) -> Non
         listening.close()
         return
     credentials = None
-    if arguments.kind == "tls":
+    if arguments.kind.endswith("tls"):
         pair = (secrets["key"].encode(), secrets["certificate"].encode())
         credentials = grpc.ssl_server_credentials(
             [pair], root_certificates=secrets["root"].encode(), require_client_auth=True
         )
+    if arguments.kind.startswith("bare"):
+        bare = grpc.aio.server(handlers=(BareReceiver(),))
+        port = (
+            bare.add_secure_port("127.0.0.1:0", credentials) if credentials else bare.add_insecure_port("127.0.0.1:0")
+        )
+        await bare.start()
+        answer(f"127.0.0.1:{port}")
+        await each_line(lambda: answer(spent()))
+        await bare.stop(1.0)
+        return
     # Nobody says Hello here.
     server = GrpcSyncerServer(Receiver(), limits=ServerLimits(hello_timeout_s=1e6), credentials=credentials)
     answer(await server.start())
@@ -198,8 +225,21 @@ async def send(arguments: argparse.Namespace, secrets: dict[str, str], address: 
         await each_line(lambda: timed(once))
         return
     credentials = None
-    if arguments.kind == "tls":
+    if arguments.kind.endswith("tls"):
         credentials = grpc.ssl_channel_credentials(*(secrets[name].encode() for name in ("root", "key", "certificate")))
+    if arguments.kind.startswith("bare"):
+        channel = grpc.aio.secure_channel(address, credentials) if credentials else grpc.aio.insecure_channel(address)
+
+        async def call() -> None:
+            under_way = channel.stream_unary(BARE_METHOD)()
+            for frame in frames:
+                await under_way.write(frame)
+            await under_way.done_writing()
+            await under_way
+
+        await each_line(lambda: timed(call))
+        await channel.close()
+        return
     connection = grpc_connection(address, credentials=credentials)
     await connection.connect()
 
@@ -353,11 +393,16 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     for kind in KINDS:
         note(result, f"{kind}_gib_per_s", rates[kind])
     note(result, "grpc_over_raw_tcp", ratios(rates["plain"], rates["raw_tcp"]))
+    note(result, "grpc_over_bare_grpc", ratios(rates["plain"], rates["bare_grpc"]))
+    note(result, "bare_grpc_over_raw_tcp", ratios(rates["bare_grpc"], rates["raw_tcp"]))
     note(result, "tls_over_plain", ratios(rates["tls"], rates["plain"]))
+    note(result, "bare_tls_over_bare_grpc", ratios(rates["bare_tls"], rates["bare_grpc"]))
     note(result, "cpu_s_per_gib", costs["plain"])
     note(result, "tls_cpu_s_per_gib", costs["tls"])
     note(result, "cpu_s_per_gib_default_allocator", costs["plain_default_allocator"])
     note(result, "raw_tcp_cpu_s_per_gib", costs["raw_tcp"])
+    note(result, "bare_grpc_cpu_s_per_gib", costs["bare_grpc"])
+    note(result, "bare_tls_cpu_s_per_gib", costs["bare_tls"])
     return result
 
 
