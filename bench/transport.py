@@ -9,8 +9,8 @@ medians over the rounds, with the extremes beside them.
 - `raw_tcp`: asyncio's BufferedProtocol takes the same bytes in writes of the same length, and does nothing with them.
 - `plain`: frames with checksums, sent by `Connection.upload`, checked and put together by `GrpcSyncerServer`.
 - `tls`: the same with certificates on both sides.
-- `bare_grpc`, `bare_tls`: grpc.aio takes the same messages in one call and does nothing with them: what is left when all
-  that is ours is taken away.
+- `bare_grpc`, `bare_tls`: grpc.aio takes the same messages in one call and does nothing with them: what is left when
+  all that is ours is taken away.
 - `plain_default_allocator`: the same as plain, without what `keep_freed_memory` does at the process's start.
 
 Processor time is of both processes, between the first byte and the acknowledgement.
