@@ -84,6 +84,8 @@ class Journal:
         self._tail = 0
         self._durable = 0
         self._failure = ""
+        # The sealed segment that was read last: its number, descriptor and length.
+        self._sealed: tuple[int, int, int] | None = None
         self.torn: TornTail | None = None
 
     @classmethod
@@ -246,6 +248,8 @@ class Journal:
                 fsync_folder(self._folder)
             with self._lock:
                 self._segments.remove(oldest)
+                if self._sealed is not None and self._sealed[0] == oldest:
+                    self._forget_sealed()
             dropped.append(oldest)
 
     def close(self) -> None:
@@ -254,6 +258,7 @@ class Journal:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._descriptor = -1
+            self._forget_sealed()
             self._failure = self._failure or f"the journal in {self._folder} is closed"
 
     def __enter__(self) -> Self:
@@ -271,18 +276,36 @@ class Journal:
 
     @contextlib.contextmanager
     def _opened(self, segment: int) -> Iterator[tuple[int, int]]:
-        """A segment's file and where its last record ends; no lock is held while it is read."""
-        with self._lock:
+        """A segment's file and where its last record ends; no lock is held while it is read.
+
+        Chunks are small on slow links, and to open a file by its name takes longer than to read one: what is lent is a
+        duplicate, that stays good when the journal closes its own.
+        """
+        with self._lock, translated("can't read", self._path(segment)):
             if segment not in self._segments:
                 raise JournalError(f"the journal in {self._folder} has no segment {segment}")
-            grows_to = self._tail if segment == self._segments[-1] else None
-        path = self._path(segment)
-        with translated("can't read", path):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                yield descriptor, os.fstat(descriptor).st_size if grows_to is None else grows_to
-            finally:
-                os.close(descriptor)
+            own, end = self._to_read(segment)
+            descriptor = os.dup(own)
+        try:
+            yield descriptor, end
+        finally:
+            os.close(descriptor)
+
+    def _to_read(self, segment: int) -> tuple[int, int]:
+        """A segment's descriptor, and where its last record ends."""
+        if segment == self._segments[-1] and self._descriptor >= 0:
+            return self._descriptor, self._tail
+        if self._sealed is None or self._sealed[0] != segment:
+            descriptor = os.open(self._path(segment), os.O_RDONLY)
+            self._forget_sealed()
+            self._sealed = (segment, descriptor, os.fstat(descriptor).st_size)
+        _, descriptor, end = self._sealed
+        return descriptor, end
+
+    def _forget_sealed(self) -> None:
+        if self._sealed is not None:
+            os.close(self._sealed[1])
+        self._sealed = None
 
     def _check_usable(self) -> None:
         if self._failure:

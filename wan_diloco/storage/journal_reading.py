@@ -156,10 +156,12 @@ def read_payload_into(descriptor: int, ref: JournalRef, size_bytes: int, out: me
     Raises:
         JournalError: There is no such record, or it is damaged; what is in `out` then is of no meaning.
     """
-    header = _header_at(descriptor, ref, size_bytes)
+    head = bytearray(RECORD_HEADER_BYTES)
+    _check_place(ref, size_bytes)
+    done = os.preadv(descriptor, [head, out], ref.offset) - RECORD_HEADER_BYTES
+    header = _decoded_header(bytes(head), ref)
     if header.meta_bytes or header.payload_bytes != out.nbytes:
         raise damage(ref.segment, ref.offset, f"the record has another payload than {out.nbytes} bytes alone")
-    done = 0
     while done < out.nbytes:
         more = os.preadv(descriptor, [out[done:]], ref.offset + RECORD_HEADER_BYTES + done)
         if not more:
@@ -214,9 +216,17 @@ def _flushed_up_to(file: BinaryIO, segment: int, offset: int, size_bytes: int) -
 
 
 def _header_at(descriptor: int, ref: JournalRef, size_bytes: int) -> RecordHeader:
+    _check_place(ref, size_bytes)
+    return _decoded_header(os.pread(descriptor, RECORD_HEADER_BYTES, ref.offset), ref)
+
+
+def _check_place(ref: JournalRef, size_bytes: int) -> None:
     if ref.offset < SEGMENT_HEADER_BYTES or ref.offset + ref.length > size_bytes:
         raise damage(ref.segment, ref.offset, f"no record of {ref.length} bytes fits there")
-    header = decode_record_header(os.pread(descriptor, RECORD_HEADER_BYTES, ref.offset), ref.segment, ref.offset)
+
+
+def _decoded_header(data: bytes, ref: JournalRef) -> RecordHeader:
+    header = decode_record_header(data, ref.segment, ref.offset)
     if header is None:
         raise damage(ref.segment, ref.offset, "no record starts there")
     if header.record_bytes != ref.length:

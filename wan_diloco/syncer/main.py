@@ -45,7 +45,7 @@ from wan_diloco.telemetry import (
     get_logger,
     read_metrics,
 )
-from wan_diloco.transport.allocator import keep_freed_memory
+from wan_diloco.transport.allocator import give_back_freed_memory, keep_freed_memory
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
 
@@ -96,6 +96,7 @@ def run_syncer(
         agreement=config.agreement(),
     )
     del model
+    give_back_freed_memory()
     with contextlib.ExitStack() as held:
         held.callback(restored.lock.release)
         held.callback(restored.journal.close)

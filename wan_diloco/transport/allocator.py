@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["give_back_freed_memory", "keep_freed_memory"]
 
 # From malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
@@ -68,6 +68,16 @@ def keep_freed_memory() -> str:
     if not all(library.mallopt(parameter, value) for parameter, value in settings):
         return "glibc refused the thresholds"
     return "" if _is_kept(library) else "another allocator is in the place of glibc's"
+
+
+def give_back_freed_memory() -> None:
+    """Let the system have what is free now, wherever in the heap it lies; later messages are kept as before.
+
+    For once, after something big that won't come again. Nothing happens where the C library isn't glibc.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def _is_kept(library: ctypes.CDLL) -> bool:

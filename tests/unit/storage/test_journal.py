@@ -5,16 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from wan_diloco.errors import ConfigError, JournalError, StorageError
 from wan_diloco.storage import Journal, JournalRef, Record, RecordHead
 from wan_diloco.storage.journal_format import META_BYTES_MAX
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def segment_file(folder: Path, segment: int = 1) -> Path:
@@ -91,6 +88,29 @@ def test_dropping_old_segments_keeps_the_growing_one(tmp_path: Path) -> None:
         assert journal.segments == (4,)
     with Journal.open(tmp_path, segment_bytes=100) as journal:
         assert [ref for ref, _ in journal.records()] == refs[3:]
+
+
+def test_reading_leaves_no_file_open_and_finds_what_goes_and_comes(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        refs = [journal.append(index, b"", [bytes([index]) * 60]) for index in range(4)]
+        out = memoryview(bytearray(60))
+
+        def read_all(which: list[JournalRef]) -> int:
+            for ref in which:
+                assert journal.read_payload_into(ref, out) == out[0]
+            return len(list(Path("/proc/self/fd").iterdir()))
+
+        open_files = read_all(refs)
+        assert read_all(refs[::-1] * 5) == open_files
+        journal.drop_segments_before(refs[2].segment)
+        for gone in refs[:2]:
+            with pytest.raises(JournalError, match="has no segment"):
+                journal.read(gone)
+        read_all(refs[2:])
+        # What grows: the segment that was the last is sealed meanwhile.
+        refs.append(journal.append(9, b"", [bytes([9]) * 60]))
+        assert read_all(refs[2:]) == open_files
+    assert len(list(Path("/proc/self/fd").iterdir())) < open_files
 
 
 def test_a_torn_tail_is_cut_and_reported_and_writing_goes_on(tmp_path: Path) -> None:

@@ -44,6 +44,37 @@ def test_messages_use_the_memory_of_earlier_ones() -> None:
     assert faults("default") > 10_000
 
 
+# How much memory is there once what was big, in many pieces with something small behind each, is let go.
+COUNT_KEPT = """
+import sys
+from pathlib import Path
+from wan_diloco.transport.allocator import give_back_freed_memory, keep_freed_memory
+problem = keep_freed_memory()
+if problem:
+    sys.exit(problem)
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+before = resident()
+big, small = [], []
+for _ in range(200):
+    big.append(b"!" * 2**20)
+    small.append(bytes(600))
+big.clear()
+kept = resident() - before
+give_back_freed_memory()
+print(kept, resident() - before)
+"""
+
+
+def test_what_will_not_come_again_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNT_KEPT], capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.skip(done.stderr.strip())
+    kept, left = map(int, done.stdout.split())
+    assert kept > 150 * 2**20
+    assert left < 20 * 2**20
+
+
 class Library:
     """A C library of which a part can be missing."""
 
