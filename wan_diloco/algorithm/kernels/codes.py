@@ -13,6 +13,7 @@ import numpy as np
 from wan_diloco.algorithm.blocks import BLOCK
 from wan_diloco.algorithm.kernels.bitcasts import bits_of, float_of
 from wan_diloco.algorithm.kernels.compiled import f32, i8, i32, inner, u8, u16
+from wan_diloco.algorithm.kernels.prefetch import prefetch_block
 from wan_diloco.algorithm.kernels.vectors import add_product, fill
 
 __all__ = [
@@ -42,7 +43,7 @@ INT4: Final = 3
 E3M0: Final = 4
 
 # Blocks that are worked on together: a division for each would keep the next block waiting, and what passes of a group
-# hand to each other must stay in the first caches. Fetching the next group by hand was no quicker than the processor.
+# hand to each other must stay in the first caches.
 GROUP: Final = 16
 _HALF: Final = BLOCK // 2
 _MAGNITUDE: Final = i32(0x7FFFFFFF)
@@ -162,8 +163,10 @@ def _int4_code(value: Any) -> Any:
 
 
 @inner
-def _encode_int4(t: Any, count: int, codes: Any, inverses: Any) -> None:
+def _encode_int4(t: Any, count: int, codes: Any, inverses: Any, following: Any) -> None:
     for block in range(count):
+        prefetch_block(following[0], block)
+        prefetch_block(following[1], block)
         x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * _HALF : (block + 1) * _HALF]
         inverse = inverses[block]
         for j in range(_HALF):
@@ -172,8 +175,10 @@ def _encode_int4(t: Any, count: int, codes: Any, inverses: Any) -> None:
 
 
 @inner
-def _encode_int8(t: Any, count: int, codes: Any, inverses: Any) -> None:
+def _encode_int8(t: Any, count: int, codes: Any, inverses: Any, following: Any) -> None:
     for block in range(count):
+        prefetch_block(following[0], block)
+        prefetch_block(following[1], block)
         x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * BLOCK : (block + 1) * BLOCK]
         inverse = inverses[block]
         for j in range(BLOCK):
@@ -191,8 +196,10 @@ def _e3m0_code(value: Any, inverse: Any) -> Any:
 
 
 @inner
-def _encode_e3m0(t: Any, count: int, codes: Any, inverses: Any) -> None:
+def _encode_e3m0(t: Any, count: int, codes: Any, inverses: Any, following: Any) -> None:
     for block in range(count):
+        prefetch_block(following[0], block)
+        prefetch_block(following[1], block)
         x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * _HALF : (block + 1) * _HALF]
         inverse = inverses[block]
         for j in range(_HALF):
@@ -219,7 +226,7 @@ def _encode_f32(t: Any, count: int, codes: Any) -> None:
 
 
 @inner
-def encode_blocks(kind: int, x: Any, count: int, codes: Any, inverses: Any) -> None:
+def encode_blocks(kind: int, x: Any, count: int, codes: Any, inverses: Any, following: Any) -> None:
     """Codes of values that are all finite, after `find_scales`.
 
     Args:
@@ -228,13 +235,14 @@ def encode_blocks(kind: int, x: Any, count: int, codes: Any, inverses: Any) -> N
         count: Blocks.
         codes: uint8, where they go.
         inverses: As `find_scales` left them.
+        following: Two addresses of as many blocks that will be needed next.
     """
     if kind == INT4:
-        _encode_int4(x, count, codes, inverses)
+        _encode_int4(x, count, codes, inverses, following)
     elif kind == INT8:
-        _encode_int8(x, count, codes, inverses)
+        _encode_int8(x, count, codes, inverses, following)
     elif kind == E3M0:
-        _encode_e3m0(x, count, codes, inverses)
+        _encode_e3m0(x, count, codes, inverses, following)
     elif kind == BF16:
         _encode_bf16(x, count, codes)
     else:
@@ -328,9 +336,12 @@ def decode_blocks(kind: int, codes: Any, scales: Any, count: int, t: Any, small:
 
 
 @inner
-def _add_int4(codes: Any, scales: Any, count: int, weight: Any, fresh: bool, d: Any, small: Any) -> None:
+def _add_int4(
+    codes: Any, scales: Any, count: int, weight: Any, fresh: bool, d: Any, small: Any, following: int
+) -> None:
     _unpack_int4(codes, count, small)
     for block in range(count):
+        prefetch_block(following, block)
         x, y = d[block * BLOCK : (block + 1) * BLOCK], small[block * BLOCK : (block + 1) * BLOCK]
         scale = _scale_of(scales[block])
         if fresh:
@@ -357,14 +368,23 @@ def publish_int4(t: Any, count: int, codes: Any, scales: Any, published: Any, in
 
 @inner
 def add_blocks(
-    kind: int, codes: Any, scales: Any, count: int, weight: Any, fresh: bool, d: Any, t: Any, small: Any
+    kind: int,
+    codes: Any,
+    scales: Any,
+    count: int,
+    weight: Any,
+    fresh: bool,
+    d: Any,
+    t: Any,
+    small: Any,
+    following: int,
 ) -> None:
     """Add weight * values to d: for the default codec in one pass, for others through t, which is as long as d.
 
-    `fresh` says that d is zero, whatever it holds.
+    `fresh` says that d is zero, whatever it holds; `following` is the address of blocks that will be needed next.
     """
     if kind == INT4:
-        _add_int4(codes, scales, count, weight, fresh, d, small)
+        _add_int4(codes, scales, count, weight, fresh, d, small, following)
         return
     decode_blocks(kind, codes, scales, count, t, small)
     if fresh:

@@ -56,6 +56,7 @@ from wan_diloco.algorithm.kernels.memory import (
     make_short,
     make_small,
 )
+from wan_diloco.algorithm.kernels.prefetch import NOTHING
 from wan_diloco.algorithm.kernels.vectors import add_product, add_vectors, copy, fill
 
 __all__ = ["merge_and_publish", "merged_sums"]
@@ -156,7 +157,7 @@ def _merge(
             add_product(d, t, weights[m], 1)
         else:
             packed = codes[m, code : code + count * code_bytes(kind, BLOCK)]
-            add_blocks(kind, packed, scales[m, block : block + count], count, weights[m], fresh, d, t, small)
+            add_blocks(kind, packed, scales[m, block : block + count], count, weights[m], fresh, d, t, small, NOTHING)
         fresh = False
     if fresh:
         fill(d, 0, count * BLOCK)
@@ -240,7 +241,7 @@ def _publish(
     if kind == INT4:
         publish_int4(t, count, packed, halves, published, inverses)
         return
-    encode_blocks(kind, t, count, packed, inverses)
+    encode_blocks(kind, t, count, packed, inverses, (NOTHING, NOTHING))
     decode_blocks(kind, packed, halves, count, d, small)
     if kind == F32:
         copy(d, published, published.size)

@@ -50,6 +50,7 @@ from wan_diloco.algorithm.kernels.memory import (
     make_padded,
     make_small,
 )
+from wan_diloco.algorithm.kernels.prefetch import NOTHING, address_of
 from wan_diloco.algorithm.kernels.vectors import add_product, add_vectors, copy, subtract_vectors
 
 __all__ = ["add", "decode", "encode", "measure"]
@@ -100,7 +101,8 @@ def encode(
         worse = find_scales(kind, count, scales[b : b + count], inverses)
         bad += worse
         if worse == 0:
-            encode_blocks(kind, x, count, packed, inverses)
+            following = (address_of(values, stop), address_of(minus, stop) if minus.size > 0 else NOTHING)
+            encode_blocks(kind, x, count, packed, inverses, following)
         if n < BLOCK:
             copy(padded, codes[code:code_stop], code_stop - code)
         block += count
@@ -173,8 +175,9 @@ def add(
             add_product(y, t, weight, 1)
             store(kind, y, out, element, count, n)
         else:
+            following = address_of(out, element + count * BLOCK)
             packed, y_out = codes[code : code + count * code_bytes(kind, BLOCK)], out[element : element + count * BLOCK]
-            add_blocks(kind, packed, scales[b : b + count], count, weight, False, y_out, t, small)
+            add_blocks(kind, packed, scales[b : b + count], count, weight, False, y_out, t, small, following)
         block += count
 
 
