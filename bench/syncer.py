@@ -14,15 +14,16 @@ window, but where that is said. Links have 4 Gbit/s, which allows messages of 51
 does, by a factor of three: `reference_copy_cpu_s_per_gib` and `reference_python_ns_per_addition` say how fast it was.
 
 - `cpu_s_per_gib_ingress`: processor time of the syncer's process a GiB of uplink: transport, checks, journal, merges,
-  downlink; four learners, and the default configuration but for the links; `_raw` and `_zstd` with `wire.zstd` off and
-  on; not with --quick also `_200mbit` with the default links, which pacing fills with messages of 16 KiB, and
-  `_snapshots` with one every three seconds. `cpu_ms_per_contribution` is the same time, by contributions.
+  downlink; four learners, and the default configuration but for the links. `cpu_ms_per_contribution` is the same time,
+  by contributions. Not with --quick: `_raw` and `_zstd` with `wire.zstd` off and on, `_200mbit` with the default links,
+  for which messages are of 30 KB, `_snapshots` with one every three seconds.
 - `cpu_per_byte_m16_over_m4`, and `_m32_` (not with --quick): the same a byte, with more learners over 4.
 - `loop_callback_cpu_ms_max`: the processor time of the longest callback on the syncer's event loop, on asyncio's own
   loop since uvloop's can't be looked into, four learners; `_p99` beside it.
-- `peak_rss_m16_over_m2`: peak anonymous memory, 16 learners over 2.
-- `bits_both_ways`: bits up and down a parameter merged, learner and round, on real deltas: of a short run of the demo's
-  data and optimizer with a larger model.
+- `peak_rss_m16_over_m2`: peak anonymous memory, 16 learners over 2. With --quick the model is small beside what is
+  under way, of which sixteen learners have eight times as much.
+- `bits_both_ways` (not with --quick): bits up and down a parameter merged, learner and round, on real deltas: of a
+  short run of the demo's data and optimizer with a larger model.
 """
 
 from __future__ import annotations
@@ -301,12 +302,12 @@ def measure_speed() -> dict[str, float]:
     }
 
 
-def measure_bits(quick: bool) -> dict[str, float]:
+def measure_bits() -> dict[str, float]:
     """A short real run, as a user would start it; its own figures say what a parameter cost."""
     overrides = {
-        "model.dim": 128 if quick else 192,
-        "model.layers": 3 if quick else 4,
-        "run.tokens": 100_000 if quick else 600_000,
+        "model.dim": 192,
+        "model.layers": 4,
+        "run.tokens": 600_000,
         "inner.lr": 3e-3,
         "inner.warmup_steps": 10,
         "evaluation.every_steps": 1_000_000,
@@ -327,32 +328,54 @@ def measure_bits(quick: bool) -> dict[str, float]:
     return {"bits_both_ways": up + down, "bits_up": up, "bits_down": down}
 
 
+def measure_quick() -> dict[str, float]:
+    """Three cases; the event loop is watched in the one of which the time is told, which costs some percent."""
+    default = run_case(Case(4, watch="callbacks"), QUICK)
+    peaks = [run_case(Case(learners), QUICK)["peak_anonymous_bytes"] for learners in (2, 16)]
+    return measure_speed() | costs_of(default) | loop_of(default) | memory_of(*peaks)
+
+
+def measure_full() -> dict[str, float]:
+    """All cases."""
+    found = measure_speed()
+    default, raw, few, several = Case(4), Case(4, zstd=False), Case(2), Case(16)
+    many, slow, snapshots = Case(32), Case(4, link=SLOW_LINK), Case(4, snapshot_every="3s")
+    cases = {case: run_case(case, FULL) for case in (default, raw, few, several, many, slow, snapshots)}
+    cost = {case: figures["cpu_s_per_gib"] for case, figures in cases.items()}
+    found |= costs_of(cases[default])
+    found |= {f"cpu_per_byte_m{case.learners}_over_m4": cost[case] / cost[default] for case in (several, many)}
+    named = {"raw": raw, "zstd": default, "200mbit": slow, "snapshots": snapshots}
+    found |= {f"cpu_s_per_gib_ingress_{name}": cost[case] for name, case in named.items()}
+    found |= memory_of(cases[few]["peak_anonymous_bytes"], cases[several]["peak_anonymous_bytes"])
+    return found | loop_of(run_case(Case(4, watch="callbacks"), FULL)) | measure_bits()
+
+
+def costs_of(figures: dict[str, Any]) -> dict[str, float]:
+    """Processor time."""
+    return {
+        "cpu_s_per_gib_ingress": figures["cpu_s_per_gib"],
+        "cpu_ms_per_contribution": figures["cpu_ms_per_contribution"],
+    }
+
+
+def loop_of(figures: dict[str, Any]) -> dict[str, float]:
+    """The event loop's longest callbacks."""
+    return {key: figures[key] for key in ("loop_callback_cpu_ms_max", "loop_callback_cpu_ms_p99")}
+
+
+def memory_of(few_bytes: int, several_bytes: int) -> dict[str, float]:
+    """Peak memory with 2 learners and with 16."""
+    return {
+        "peak_rss_m16_over_m2": several_bytes / few_bytes,
+        "peak_anonymous_mib_m2": few_bytes / 2**20,
+        "peak_anonymous_mib_m16": several_bytes / 2**20,
+    }
+
+
 def measure(sizes: Sizes, *, repeats: int) -> dict[str, Any]:
     """All cases in turn, several times; medians and extremes."""
-    runs: list[dict[str, float]] = []
-    for _ in range(repeats):
-        found = measure_speed()
-        default, raw, few, several = Case(4), Case(4, zstd=False), Case(2), Case(16)
-        many, slow, snapshots = Case(32), Case(4, link=SLOW_LINK), Case(4, snapshot_every="3s")
-        chosen = [default, raw, few, several, *((many, slow, snapshots) if sizes is FULL else ())]
-        cases = {case: run_case(case, sizes) for case in chosen}
-        cost = {case: figures["cpu_s_per_gib"] for case, figures in cases.items()}
-        peak = {case: figures["peak_anonymous_bytes"] for case, figures in cases.items()}
-        found["cpu_s_per_gib_ingress"] = found["cpu_s_per_gib_ingress_zstd"] = cost[default]
-        found["cpu_s_per_gib_ingress_raw"] = cost[raw]
-        found["cpu_ms_per_contribution"] = cases[default]["cpu_ms_per_contribution"]
-        found["cpu_per_byte_m16_over_m4"] = cost[several] / cost[default]
-        if sizes is FULL:
-            found["cpu_per_byte_m32_over_m4"] = cost[many] / cost[default]
-            found["cpu_s_per_gib_ingress_200mbit"] = cost[slow]
-            found["cpu_s_per_gib_ingress_snapshots"] = cost[snapshots]
-        found["peak_rss_m16_over_m2"] = peak[several] / peak[few]
-        found["peak_anonymous_mib_m2"] = peak[few] / 2**20
-        found["peak_anonymous_mib_m16"] = peak[several] / 2**20
-        timed = run_case(Case(4, watch="callbacks"), sizes)
-        found |= {key: timed[key] for key in ("loop_callback_cpu_ms_max", "loop_callback_cpu_ms_p99")}
-        found |= measure_bits(sizes is QUICK)
-        runs.append(found)
+    measure_once = measure_quick if sizes is QUICK else measure_full
+    runs = [measure_once() for _ in range(repeats)]
     result: dict[str, Any] = {"machine": machine(), "quick": sizes is QUICK, "repeats": repeats}
     for key in runs[0]:
         values = [run[key] for run in runs]
