@@ -32,6 +32,10 @@ class ContributionDesk:
 
     def offered(self, session: SessionId, header: ContributionHeader, now_s: float) -> None:
         """A header came: let its bytes come too, or not."""
+        if session in self.context.closing:
+            # On its way when the session was ended: it must not make a learner live that said goodbye.
+            self.context.effects.append(RefuseUpload(session=session, header=header))
+            return
         member = self.context.membership.of(session)
         if member is None or (member.learner_id, member.incarnation) != (header.key.learner_id, header.key.incarnation):
             self.context.effects.append(RefuseUpload(session=session, header=header))

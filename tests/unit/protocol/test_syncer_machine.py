@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.desk import Desk, E, W, answer, messages, only, pulled, records
-from tests.support.protocol import EAST, WEST, fresh_state, hello, report, syncer_settings, version
+from tests.support.protocol import EAST, WEST, contribution, fresh_state, hello, report, syncer_settings, version
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import (
     CloseSession,
@@ -147,6 +147,15 @@ def test_a_hello_that_comes_again_after_its_session_was_ended_begins_no_life(des
 def test_goodbye_ends_membership_at_once(desk: Desk) -> None:
     assert CloseSession(session=E, reason="goodbye") in desk.says(E, Goodbye(reason="enough"))
     assert [member.learner_id for member in desk.machine.context.membership.live()] == [WEST]
+
+
+def test_what_is_offered_after_goodbye_does_not_bring_a_learner_back(desk: Desk) -> None:
+    desk.says(E, Goodbye(reason="enough"))
+    header = contribution(EAST)
+    assert desk.tell(UploadOffered(session=E, header=header)) == [RefuseUpload(session=E, header=header)]
+    assert [member.learner_id for member in desk.machine.context.membership.live()] == [WEST]
+    desk.tell(LearnerDisconnected(session=E, reason="closed"))
+    assert not desk.machine.context.closing
 
 
 def test_silence_is_shown_and_forgiven(desk: Desk) -> None:

@@ -78,6 +78,7 @@ def sources_digest(package: Path) -> str:
     return digest.hexdigest()
 
 
+_HOW: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy"}
 _SOURCES: Final = sources_digest(Path(__file__).parent)
 
 
@@ -110,9 +111,9 @@ def entry(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
     """A kernel that Python calls, compiled when its module is imported.
 
     The machine code is kept beside the module, or in the user's cache where that can't be written, so that only the
-    first process on a machine compiles. Where nothing can be written each process does. numba finds machine code by a
-    function's name and by the age of its own module; here all modules of the package become part of it, so the name
-    says which sources it is of.
+    first process on a machine compiles. Where nothing can be written each process does, and what is kept and can't be
+    read, since power went or a disk was full, is thrown away. numba finds machine code by a function's name and by the
+    age of its own module; here all modules of the package become part of it, so the name says which sources it is of.
 
     Args:
         result: Its type.
@@ -120,14 +121,20 @@ def entry(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
     """
 
     def compile_now(function: _Function) -> _Function:
-        compiled: Any
-        signature = result(*arguments)
         function.__qualname__ = f"{function.__qualname__}-{_SOURCES}"
         with _one_at_a_time():
-            try:
-                compiled = numba.njit(signature, nogil=True, error_model="numpy", cache=True)(function)
-            except RuntimeError:  # numba's word for "no place for a cache"
-                compiled = numba.njit(signature, nogil=True, error_model="numpy")(function)
-        return cast("_Function", compiled)
+            return cast("_Function", _compiled(function, result(*arguments)))
 
     return compile_now
+
+
+def _compiled(function: Any, signature: Any) -> Any:
+    for _ in range(2):
+        # Any error: numba lets through what unpickling raises, and what the system does. One of our own comes again.
+        with contextlib.suppress(Exception):
+            return numba.njit(signature, cache=True, **_HOW)(function)
+        with contextlib.suppress(Exception):
+            # Not compiled, this one only knows where the files are.
+            lazy: Any = numba.njit(cache=True, **_HOW)(function)
+            lazy._cache.flush()  # noqa: SLF001 - numba has no other way
+    return numba.njit(signature, **_HOW)(function)
