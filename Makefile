@@ -52,6 +52,7 @@ layers: setup ## imports point down only
 
 # A new machine compiles the kernels once, for about a minute; many processes that begin at once would all wait for it.
 kernels: setup
+	@echo 'compiling the kernels: about a minute on a new machine, nothing afterwards'
 	@$(BIN)/python -c 'import wan_diloco.algorithm.merge'
 
 unit: kernels ## the quick tests, and the coverage of decisions and maths

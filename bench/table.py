@@ -1,9 +1,9 @@
 """README's tables of figures, made of what `make bench` measured; says what wasn't measured, and what misses its bar.
 
-    python bench/table.py [--results bench/results] [--readme README.md] [--check]
+    python bench/table.py [--results bench/results] [--readme README.md] [--print]
 
 Each program's JSON is RESULTS/PROGRAM.json. What stands in README between `<!-- bench:begin -->` and
-`<!-- bench:end -->` is replaced, and so it is for `quality`, whose figures have a table of their own. With `--check`
+`<!-- bench:end -->` is replaced, and so it is for `quality`, whose figures have a table of their own. With `--print`
 the tables are printed, and nothing is written.
 """
 
@@ -147,13 +147,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--check", action="store_true", help="print the tables instead")
+    parser.add_argument("--print", action="store_true", help="print the tables instead")
     chosen = parser.parse_args()
     results = load(chosen.results)
     tables = {"bench": figures_table({name: found for name, found in results.items() if name != "quality"})}
     if "quality" in results:
         tables["quality"] = quality.table(results["quality"])
-    if chosen.check:
+    if chosen.print:
         print("\n\n".join(tables.values()))
     else:
         text = chosen.readme.read_text()

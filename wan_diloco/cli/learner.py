@@ -45,7 +45,8 @@ def learner(
 ) -> None:
     """Train in one region until the run has ended, or until SIGTERM.
 
-    Training goes on while the syncer is away. SIGHUP has it read CONFIG again: the uplink's rate changes at once.
+    Training goes on while the syncer is away. SIGHUP has it read CONFIG again: the rate of its uplink changes at once
+    (that of its downlink is the syncer's to keep).
     Exit codes: 75 asks to be started again, 77 and 78 not to be.
     """
     config = load(files, overrides).config

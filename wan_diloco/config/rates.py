@@ -26,7 +26,7 @@ class Adopted:
     Attributes:
         config: The one in force from now on.
         changed: One sentence a rate.
-        ignored: One sentence a setting that differs, and stays as it is until the next start.
+        ignored: One sentence a setting that differs and stays as it is: until the next start, or for good.
     """
 
     config: RunConfig
@@ -52,12 +52,27 @@ def adopt_rates(current: RunConfig, newer: RunConfig) -> Adopted:
     return Adopted(
         config=config,
         changed=tuple(f"{key} is {now[key]} now, was {before[key]}" for key in now if now[key] != before[key]),
-        ignored=tuple(
-            f"{key} differs in the configuration, and stays as it is until the next start"
-            for key in {**now, **wished}
-            if now.get(key) != wished.get(key)
-        ),
+        ignored=(*_other_regions(current, newer), *_other_settings(current, now, wished)),
     )
+
+
+def _other_regions(current: RunConfig, newer: RunConfig) -> Iterator[str]:
+    before, after = ([region.name for region in config.regions] for config in (current, newer))
+    for name in before:
+        if name not in after:
+            yield f"region {name} is missing in the configuration, and goes on as it is: a run keeps its regions"
+    for name in after:
+        if name not in before:
+            yield f"region {name} is new in the configuration, and doesn't take part: a run keeps its regions"
+
+
+def _other_settings(current: RunConfig, now: dict[str, Any], wished: dict[str, Any]) -> Iterator[str]:
+    fixed = {key for key, _ in current.agreement()}
+    for key, value in now.items():
+        # Of a region that is in one of them only there is a sentence already.
+        if key in wished and value != wished[key]:
+            until = "a run that was begun keeps it" if key in fixed else "it stays as it is until the next start"
+            yield f"{key} differs in the configuration: {until}"
 
 
 class LiveConfig:
