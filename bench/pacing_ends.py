@@ -20,8 +20,6 @@ LEARNER = LearnerId("bench")
 class Sink:
     """Checks and puts together what comes, and lets it go."""
 
-    usable = True
-
     def __init__(self, header: ContributionHeader) -> None:
         """Take memory."""
         self._assembler = Assembler(header.codes_bytes, header.scales_bytes)
@@ -42,6 +40,10 @@ class Sink:
 
     def rest(self) -> None:
         """Nothing."""
+
+    def resume(self) -> bool:
+        """Go on."""
+        return True
 
     def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
         """Let go."""

@@ -56,7 +56,6 @@ MIB = 2**20
 class Sink:
     """Checks what comes, and lets it go; what a syncer's disk and its thread cost is another bench's."""
 
-    usable = True
     stored_bytes = 0
 
     def __init__(self, header: ContributionHeader) -> None:
@@ -76,6 +75,10 @@ class Sink:
 
     def rest(self) -> None:
         """Nothing."""
+
+    def resume(self) -> bool:
+        """Go on."""
+        return True
 
     def complete(self, session: Any, header: ContributionHeader, wire_bytes: int) -> None:
         """Let go."""

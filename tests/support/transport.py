@@ -103,7 +103,8 @@ def same(ours: Buffers, theirs: Buffers) -> bool:
 class AssemblingSink:
     """An `UploadSink` that holds everything in memory, and does nothing else."""
 
-    usable = True
+    kept = True
+    """Whether it is there when another stream comes."""
 
     def __init__(self, header: ContributionHeader) -> None:
         self._header = header
@@ -126,6 +127,9 @@ class AssemblingSink:
 
     def rest(self) -> None:
         pass
+
+    def resume(self) -> bool:
+        return self.kept
 
     def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
         raise NotImplementedError

@@ -88,11 +88,6 @@ class Spool:
         return self._claim.oldest
 
     @property
-    def usable(self) -> bool:
-        """Whether the journal still has what was put into it."""
-        return not self._claim.lost
-
-    @property
     def chunks(self) -> list[StoredChunk]:
         """Where its bytes lie, in the order of the row; none where they were held in memory."""
         return sorted(self._chunks, key=lambda chunk: chunk.start)
@@ -112,7 +107,6 @@ class Spool:
             DecodeError: As `wire.frames.Assembler.add`.
             TransportError: The journal lost track, or the syncer stops and the disk is full.
         """
-        self._claim.idle = False
         if self._whole is not None:
             self._whole.add(message)
             return
@@ -133,6 +127,11 @@ class Spool:
     def rest(self) -> None:
         """The stream broke: what is there stays as long as the journal doesn't grow too far beyond it."""
         self._claim.idle = True
+
+    def resume(self) -> bool:
+        """Whether the journal still has what was put into it; then it keeps it."""
+        self._claim.idle = False
+        return not self._claim.lost
 
     def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
         """All bytes are here."""

@@ -127,11 +127,6 @@ class UploadSink(Protocol):
         """How much of the row is there."""
         ...
 
-    @property
-    def usable(self) -> bool:
-        """Whether what is there can still be built on; a sink that rests for long may have been let go of."""
-        ...
-
     async def put(self, message: bytes) -> None:
         """Check a bulk message and store what it carries; returns when there is room for the next.
 
@@ -144,7 +139,14 @@ class UploadSink(Protocol):
         ...
 
     def rest(self) -> None:
-        """The stream broke; the next `put`, if any, comes from another."""
+        """The stream broke; another may go on with `resume`."""
+        ...
+
+    def resume(self) -> bool:
+        """Another stream came: whether what is there can be built on; then nobody lets go of it until it rests again.
+
+        A sink that rests for long may have been let go of.
+        """
         ...
 
     def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:

@@ -71,7 +71,7 @@ class Partials:
     def take(self, header: ContributionHeader, fresh: UploadSink) -> _Partial:
         """The kept one of exactly this contribution, or one that begins in a fresh sink; the caller owns it."""
         kept = self._kept.pop(_identity(header), None)
-        if kept is None or not kept.sink.usable:
+        if kept is None or not kept.sink.resume():
             return _Partial(fresh)
         return _Partial(kept.sink, kept.wire_bytes, kept.bad_chunks)
 

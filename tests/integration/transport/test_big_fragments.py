@@ -53,7 +53,7 @@ class Source(Sequence[bytes]):
 class Sink:
     """Looks at what comes, and keeps nothing."""
 
-    usable, stored_bytes = True, 0
+    stored_bytes = 0
 
     def __init__(self, header: ContributionHeader) -> None:
         self._sizes = (header.codes_bytes, header.scales_bytes)
@@ -71,6 +71,9 @@ class Sink:
 
     def rest(self) -> None:
         pass
+
+    def resume(self) -> bool:
+        return True
 
     def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
         self.wire_bytes = wire_bytes

@@ -260,13 +260,16 @@ def test_a_syncer_that_takes_nothing_holds_one_window_and_the_upload_is_broken_o
         class Stuck:
             """A sink whose disk does nothing any more."""
 
-            usable, gap, stored_bytes = True, (0, CODES + SCALES), 0
+            gap, stored_bytes = (0, CODES + SCALES), 0
 
             async def put(self, message: bytes) -> None:
                 await asyncio.Event().wait()
 
             def rest(self) -> None:
                 pass
+
+            def resume(self) -> bool:
+                return True
 
             def abandon(self) -> None:
                 pass

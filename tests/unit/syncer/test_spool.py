@@ -225,10 +225,24 @@ def test_segments_stay_while_a_spool_needs_them_and_go_after(scene):
     assert scene.keeper.floor(["9:9:9"]) == 1
     spool.rest()
     assert scene.keeper.floor(["9:9:9"]) == 1
-    assert spool.usable
+    assert spool.resume()
     spool.abandon()
     assert scene.keeper.floor(["9:9:9"]) == 9
-    assert not spool.usable
+    assert not spool.resume()
+
+
+def test_what_is_resumed_is_kept_before_its_next_bytes_come(scene, monkeypatch):
+    """Also where none are missing but the mark of their end: a snapshot comes between the offer and that."""
+    monkeypatch.setattr("wan_diloco.syncer.journal_keeper._IDLE_SEGMENTS_MAX", 4)
+    spools = [scene.spool(), scene.spool()]
+    for spool in spools:
+        asyncio.run(_put(spool, pack(BUFFERS.codes, BUFFERS.scales)))
+        spool.rest()
+    assert spools[0].resume()
+    monkeypatch.setattr(type(scene.keeper), "newest_segment", 99)
+    assert scene.keeper.floor(["98:9:9"]) == 1
+    assert spools[0].chunks
+    assert [spool.resume() for spool in spools] == [True, False]
 
 
 def test_the_next_stream_waits_for_what_a_broken_one_left_at_work(tmp_path):

@@ -180,7 +180,7 @@ def test_a_broken_upload_whose_bytes_were_let_go_of_begins_again() -> None:
                 async with asyncio.timeout(0.25):
                     await connection.upload(header, frames, 0.0)
             await handler.until(lambda: handler.rested == 1)
-            handler.sinks[0].usable = False
+            handler.sinks[0].kept = False
             before = connection.counters.uplink_bytes
             assert await connection.upload(header, frames, 0.0)
             assert connection.counters.uplink_bytes - before > 300_000
