@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,15 +24,27 @@ class Outcome:
     exit_code: int
     stdout: str
     stderr: str
+    held: frozenset[int] = frozenset()
+    """Signals that came and wait, of a command that ran in this process."""
 
 
 def in_this_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
     """Quick; what the command imports stays imported."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with pytest.raises(SystemExit) as caught:
         main(arguments)
+    pending = signal.sigpending()
+    if pending - mask:
+        signal.sigtimedwait(pending - mask, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     captured = capsys.readouterr()
     code = caught.value.code
-    return Outcome(exit_code=code if isinstance(code, int) else 0, stdout=captured.out, stderr=captured.err)
+    return Outcome(
+        exit_code=code if isinstance(code, int) else 0,
+        stdout=captured.out,
+        stderr=captured.err,
+        held=frozenset(pending - mask),
+    )
 
 
 def in_own_process(program: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> Outcome:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wan_diloco.cli.folders import Holding, check_learner_folder, what_is_in
-from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, load
+from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, hold_reloads, load
 from wan_diloco.cli.preflight import check_memory
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def learner(
     (that of its downlink is the syncer's to keep).
     Exit codes: 75 asks to be started again, 77 and 78 not to be.
     """
+    hold_reloads()
     config = load(files, overrides).config
     if what_is_in(run_folder) is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {run_folder} is finished", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from wan_diloco.config import LoadedConfig
 
-__all__ = ["ConfigFiles", "JsonFlag", "Overrides", "RunFolder", "folder_path", "load", "print_warning"]
+__all__ = ["ConfigFiles", "JsonFlag", "Overrides", "RunFolder", "folder_path", "hold_reloads", "load", "print_warning"]
 
 ConfigFiles = Annotated[
     list[Path], typer.Argument(metavar="CONFIG", help="TOML files; a later one is laid over the earlier.")
@@ -45,6 +46,11 @@ RunFolder = Annotated[
 def print_warning(text: str) -> None:
     """Say one line on stderr."""
     typer.echo(f"wan-diloco: warning: {text}", err=True)
+
+
+def hold_reloads() -> None:
+    """Have a SIGHUP that comes while the process starts wait until it can be obeyed: it would end the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
 
 
 def load(files: Sequence[Path], overrides: Sequence[str] | None) -> LoadedConfig:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wan_diloco.cli.folders import Holding, check_syncer_folder
-from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, load
+from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, hold_reloads, load
 from wan_diloco.cli.preflight import check_memory, check_port
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def syncer(
     It listens where `syncer.listen` says, and writes the address to DIR/address. SIGTERM ends it cleanly; started
     again with --resume it goes on with the very same bits. SIGHUP has it read CONFIG again: rates change at once.
     """
+    hold_reloads()
     config = load(files, overrides).config
     if check_syncer_folder(config, run_folder, resume=resume) is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {run_folder} is finished", err=True)
