@@ -2,83 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, Hello, RefusalReason
-from wan_diloco.transport.interface import Session
+from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, Hello
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
-from wan_diloco.wire.frames import Assembler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEARNER = LearnerId("bench")
-
-
-class Sink:
-    """Checks and puts together what comes, and lets it go."""
-
-    def __init__(self, header: ContributionHeader) -> None:
-        """Take memory."""
-        self._assembler = Assembler(header.codes_bytes, header.scales_bytes)
-
-    @property
-    def gap(self) -> tuple[int, int]:
-        """What is missing."""
-        return self._assembler.gap
-
-    @property
-    def stored_bytes(self) -> int:
-        """What is there."""
-        return self._assembler.stored_bytes
-
-    async def put(self, message: bytes) -> None:
-        """Take a message."""
-        self._assembler.add(message)
-
-    def rest(self) -> None:
-        """Nothing."""
-
-    def resume(self) -> bool:
-        """Go on."""
-        return True
-
-    def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
-        """Let go."""
-
-    def abandon(self) -> None:
-        """Nothing."""
-
-
-class Taker:
-    """A syncer's handler that takes everything and keeps nothing."""
-
-    def connected(self, session: Session) -> None:
-        """Nothing."""
-
-    def said(self, session: Session, message: Any) -> None:
-        """Nothing."""
-
-    def disconnected(self, session: Session, reason: str) -> None:
-        """Nothing."""
-
-    async def upload_offered(self, session: Session, header: ContributionHeader) -> Sink:  # noqa: ARG002
-        """All are wanted."""
-        return Sink(header)
-
-    def upload_failed(self, session: Session, header: ContributionHeader, reason: RefusalReason, detail: str) -> None:  # noqa: ARG002
-        """End loudly: nothing goes bad here."""
-        raise AssertionError(detail)
-
-    def refused(self, peer: str, reason: RefusalReason, detail: str) -> None:  # noqa: ARG002
-        """End loudly."""
-        raise AssertionError(detail)
-
-    def status(self) -> dict[str, object]:
-        """Nothing."""
-        return {}
 
 
 def noise(size: int) -> NDArray[np.uint8]:

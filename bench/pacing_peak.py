@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from pacing_ends import LEARNER, Taker, contribution, hello, noise
+from pacing_ends import LEARNER, contribution, hello, noise
+from taker import Taker
 
 from wan_diloco.algorithm.blocks import build_block_table
 from wan_diloco.algorithm.codec import codec_by_name

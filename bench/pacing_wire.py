@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvloop
-from pacing_ends import Taker, contribution, hello, noise
+from pacing_ends import contribution, hello, noise
+from taker import Taker
 
 from wan_diloco.clock import SystemClock
 from wan_diloco.errors import TransportError

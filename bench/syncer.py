@@ -17,7 +17,7 @@ does, by a factor of three: `reference_copy_cpu_s_per_gib` and `reference_python
   downlink; four learners, and the default configuration but for the links. `cpu_ms_per_contribution` is the same time,
   by contributions. Not with --quick: `_raw` and `_zstd` with `wire.zstd` off and on, `_200mbit` with the default links,
   for which messages are of 30 KB, `_snapshots` with one every three seconds.
-- `cpu_per_byte_m16_over_m4`, and `_m32_` (not with --quick): the same a byte, with more learners over 4.
+- `cpu_per_byte_m16_over_m4` and `_m32_` (not with --quick): the same a byte, with more learners over 4.
 - `loop_callback_cpu_ms_max`: the processor time of the longest callback on the syncer's event loop, on asyncio's own
   loop since uvloop's can't be looked into, four learners; `_p99` beside it.
 - `peak_rss_m16_over_m2`: peak anonymous memory, 16 learners over 2. With --quick the model is small beside what is

@@ -35,15 +35,15 @@ import numpy as np
 import trustme
 import uvloop
 from machine import machine
+from taker import Taker
 
-from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, RefusalReason
+from wan_diloco.protocol.messages import ContributionHeader, ContributionKey
 from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
-from wan_diloco.wire.coverage import Coverage
-from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT, pack, unpack
+from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT, pack
 
 KINDS = ("raw_tcp", "bare_grpc", "bare_tls", "plain", "tls", "plain_default_allocator")
 BARE_METHOD = "/bench.Bare/Take"
@@ -51,69 +51,6 @@ MIB = 2**20
 
 
 # ---- a sender or a receiver, one a process -------------------------------------------------------
-
-
-class Sink:
-    """Checks what comes, and lets it go; what a syncer's disk and its thread cost is another bench's."""
-
-    stored_bytes = 0
-
-    def __init__(self, header: ContributionHeader) -> None:
-        """Nothing came yet."""
-        self._sizes = (header.codes_bytes, header.scales_bytes)
-        self._coverage = Coverage(sum(self._sizes))
-
-    @property
-    def gap(self) -> tuple[int, int]:
-        """What is missing."""
-        return self._coverage.gap()
-
-    async def put(self, message: bytes) -> None:
-        """Take a message."""
-        for piece in unpack(message, *self._sizes):
-            self._coverage.add(piece.start, piece.start + piece.raw.size)
-
-    def rest(self) -> None:
-        """Nothing."""
-
-    def resume(self) -> bool:
-        """Go on."""
-        return True
-
-    def complete(self, session: Any, header: ContributionHeader, wire_bytes: int) -> None:
-        """Let go."""
-
-    def abandon(self) -> None:
-        """Nothing."""
-
-
-class Receiver:
-    """What a syncer's service is to the transport, for this: it takes everything and keeps nothing."""
-
-    def connected(self, session: Any) -> None:
-        """Nothing."""
-
-    def said(self, session: Any, message: Any) -> None:
-        """Nothing."""
-
-    def disconnected(self, session: Any, reason: str) -> None:
-        """Nothing."""
-
-    async def upload_offered(self, session: Any, header: ContributionHeader) -> Sink:  # noqa: ARG002
-        """All are wanted."""
-        return Sink(header)
-
-    def upload_failed(self, session: Any, header: ContributionHeader, reason: RefusalReason, detail: str) -> None:  # noqa: ARG002
-        """End loudly: bytes on loopback don't go bad."""
-        raise AssertionError(detail)
-
-    def refused(self, peer: str, reason: RefusalReason, detail: str) -> None:  # noqa: ARG002
-        """End loudly."""
-        raise AssertionError(detail)
-
-    def status(self) -> dict[str, object]:
-        """Nothing."""
-        return {}
 
 
 class BareReceiver(grpc.GenericRpcHandler):
@@ -204,7 +141,7 @@ async def receive(arguments: argparse.Namespace, secrets: dict[str, str]) -> Non
         await bare.stop(1.0)
         return
     # Nobody says Hello here.
-    server = GrpcSyncerServer(Receiver(), limits=ServerLimits(hello_timeout_s=1e6), credentials=credentials)
+    server = GrpcSyncerServer(Taker(), limits=ServerLimits(hello_timeout_s=1e6), credentials=credentials)
     answer(await server.start())
     await each_line(lambda: answer(spent()))
     await server.stop(1.0)

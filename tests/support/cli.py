@@ -31,19 +31,22 @@ class Outcome:
 def in_this_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
     """Quick; what the command imports stays imported."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    pending = signal.sigpending()
-    if pending - mask:
-        signal.sigtimedwait(pending - mask, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+    finally:
+        # What a command blocked, and what came meanwhile, is not for whoever runs the tests.
+        held = signal.sigpending() - mask
+        if held:
+            signal.sigtimedwait(held, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     captured = capsys.readouterr()
     code = caught.value.code
     return Outcome(
         exit_code=code if isinstance(code, int) else 0,
         stdout=captured.out,
         stderr=captured.err,
-        held=frozenset(pending - mask),
+        held=frozenset(held),
     )
 
 

@@ -101,7 +101,7 @@ def same(ours: Buffers, theirs: Buffers) -> bool:
 
 
 class AssemblingSink:
-    """An `UploadSink` that holds everything in memory, and does nothing else."""
+    """An `UploadSink` that holds everything in memory; whoever derives from it has `complete`."""
 
     kept = True
     """Whether it is there when another stream comes."""
@@ -130,9 +130,6 @@ class AssemblingSink:
 
     def resume(self) -> bool:
         return self.kept
-
-    def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
-        raise NotImplementedError
 
     def abandon(self) -> None:
         pass

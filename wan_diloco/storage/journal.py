@@ -296,9 +296,11 @@ class Journal:
         if segment == self._segments[-1] and self._descriptor >= 0:
             return self._descriptor, self._tail
         if self._sealed is None or self._sealed[0] != segment:
-            descriptor = os.open(self._path(segment), os.O_RDONLY)
+            path = self._path(segment)
+            end = path.stat().st_size
+            descriptor = os.open(path, os.O_RDONLY)
             self._forget_sealed()
-            self._sealed = (segment, descriptor, os.fstat(descriptor).st_size)
+            self._sealed = (segment, descriptor, end)
         _, descriptor, end = self._sealed
         return descriptor, end
 

@@ -19,7 +19,8 @@ import resource, sys
 from wan_diloco.transport.allocator import keep_freed_memory
 problem = keep_freed_memory() if sys.argv[1] == "kept" else ""
 if problem:
-    sys.exit(problem)
+    print(f"unavailable: {problem}")
+    sys.exit()
 def messages(number):
     for _ in range(number):
         [bytes(2**20 + index) + b"!" for index in range(16)]
@@ -30,18 +31,21 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(mode: str) -> int:
+def counted(program: str, *arguments: str) -> list[int]:
+    """What a program in a process of its own printed; skips where the C library has another allocator."""
     done = subprocess.run(
-        [sys.executable, "-c", COUNT_FAULTS, mode], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, timeout=60
     )
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
-    return int(done.stdout)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.startswith("unavailable"):
+        pytest.skip(done.stdout.strip())
+    return [int(word) for word in done.stdout.split()]
 
 
 def test_messages_use_the_memory_of_earlier_ones() -> None:
-    assert faults("kept") < 512, "less than one message's"
-    assert faults("default") > 10_000
+    (kept,), (default,) = counted(COUNT_FAULTS, "kept"), counted(COUNT_FAULTS, "default")
+    assert kept < 512, "less than one message's"
+    assert default > 10_000
 
 
 # How much memory is there once what was big, in many pieces with something small behind each, is let go.
@@ -51,7 +55,8 @@ from pathlib import Path
 from wan_diloco.transport.allocator import give_back_freed_memory, keep_freed_memory
 problem = keep_freed_memory()
 if problem:
-    sys.exit(problem)
+    print(f"unavailable: {problem}")
+    sys.exit()
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 before = resident()
@@ -67,10 +72,7 @@ print(kept, resident() - before)
 
 
 def test_what_will_not_come_again_is_given_back() -> None:
-    done = subprocess.run([sys.executable, "-c", COUNT_KEPT], capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
-    kept, left = map(int, done.stdout.split())
+    kept, left = counted(COUNT_KEPT)
     assert kept > 150 * 2**20
     assert left < 20 * 2**20
 

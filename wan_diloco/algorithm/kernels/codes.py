@@ -13,7 +13,7 @@ import numpy as np
 from wan_diloco.algorithm.blocks import BLOCK
 from wan_diloco.algorithm.kernels.bitcasts import bits_of, float_of
 from wan_diloco.algorithm.kernels.compiled import f32, i8, i32, inner, u8, u16
-from wan_diloco.algorithm.kernels.prefetch import prefetch_block
+from wan_diloco.algorithm.kernels.prefetch import prefetch_block, prefetch_two
 from wan_diloco.algorithm.kernels.vectors import add_product, fill
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "find_infinite",
     "find_magnitudes",
     "find_scales",
-    "magnitude_bits",
     "publish_int4",
 ]
 
@@ -75,12 +74,6 @@ code_bytes = inner(block_bytes)
 
 
 @inner
-def magnitude_bits(value: Any) -> Any:
-    """Bits of a magnitude, which are in its order; NaN above infinity above all numbers."""
-    return i32(bits_of(value) & _MAGNITUDE)
-
-
-@inner
 def _rounded_scale(largest: Any, scale_max: Any) -> Any:
     """Rounded to bf16, within bounds."""
     word = bits_of(largest)
@@ -115,7 +108,8 @@ def find_magnitudes(x: Any, count: int, inverses: Any) -> None:
     for block in range(count):
         y, largest = x[block * BLOCK : (block + 1) * BLOCK], i32(0)
         for j in range(BLOCK):
-            largest = max(largest, magnitude_bits(y[j]))
+            # The bits of magnitudes are in their order; NaN is above infinity, and that above all numbers.
+            largest = max(largest, i32(bits_of(y[j]) & _MAGNITUDE))
         inverses[block] = float_of(largest)
 
 
@@ -165,8 +159,7 @@ def _int4_code(value: Any) -> Any:
 @inner
 def _encode_int4(t: Any, count: int, codes: Any, inverses: Any, following: Any) -> None:
     for block in range(count):
-        prefetch_block(following[0], block)
-        prefetch_block(following[1], block)
+        prefetch_two(following, block)
         x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * _HALF : (block + 1) * _HALF]
         inverse = inverses[block]
         for j in range(_HALF):
@@ -177,8 +170,7 @@ def _encode_int4(t: Any, count: int, codes: Any, inverses: Any, following: Any) 
 @inner
 def _encode_int8(t: Any, count: int, codes: Any, inverses: Any, following: Any) -> None:
     for block in range(count):
-        prefetch_block(following[0], block)
-        prefetch_block(following[1], block)
+        prefetch_two(following, block)
         x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * BLOCK : (block + 1) * BLOCK]
         inverse = inverses[block]
         for j in range(BLOCK):
@@ -198,8 +190,7 @@ def _e3m0_code(value: Any, inverse: Any) -> Any:
 @inner
 def _encode_e3m0(t: Any, count: int, codes: Any, inverses: Any, following: Any) -> None:
     for block in range(count):
-        prefetch_block(following[0], block)
-        prefetch_block(following[1], block)
+        prefetch_two(following, block)
         x, out = t[block * BLOCK : (block + 1) * BLOCK], codes[block * _HALF : (block + 1) * _HALF]
         inverse = inverses[block]
         for j in range(_HALF):

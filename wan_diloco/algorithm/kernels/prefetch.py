@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from wan_diloco.algorithm.blocks import BLOCK
 from wan_diloco.algorithm.kernels.compiled import inner
 
-__all__ = ["NOTHING", "address_of", "prefetch_block"]
+__all__ = ["NOTHING", "address_of", "prefetch_block", "prefetch_two"]
 
 _LINE_BYTES: Final = 64
 _BLOCK_BYTES: Final = 4 * BLOCK
@@ -55,3 +55,10 @@ def prefetch_block(address: int, block: int) -> None:
         first = address + block * _BLOCK_BYTES
         for line in range(0, _BLOCK_BYTES, _LINE_BYTES):
             _prefetch_line(first + line)  # type: ignore[call-arg]
+
+
+@inner
+def prefetch_two(addresses: tuple[int, int], block: int) -> None:
+    """Ask for a block of each of two vectors."""
+    prefetch_block(addresses[0], block)
+    prefetch_block(addresses[1], block)
