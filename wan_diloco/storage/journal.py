@@ -72,14 +72,15 @@ class Journal:
     Thread: any. Records lie in the order in which `append` took them; a flush holds up nobody's `append`.
     """
 
-    def __init__(self, folder: Path, segments: list[int], segment_bytes: int) -> None:
+    def __init__(self, folder: Path, segments: Sequence[int], segment_bytes: int) -> None:
         """Not for callers: use `open`."""
         self._folder = folder
         self._segment_bytes = segment_bytes
         # One flush at a time, so that none succeeds behind the back of one that fails. Taken before the other lock.
         self._flushing = threading.Lock()
         self._lock = threading.Lock()  # owns everything below
-        self._segments = segments
+        # Replaced, never changed: who only wants to know them doesn't wait for the disk.
+        self._segments = tuple(segments)
         self._descriptor = -1
         self._tail = 0
         self._durable = 0
@@ -120,9 +121,11 @@ class Journal:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """Numbers of the segments that are there, the one that grows last."""
-        with self._lock:
-            return tuple(self._segments)
+        """Numbers of the segments that are there, the one that grows last.
+
+        Thread: any, the event loop's too: the lock is held while the disk is written to.
+        """
+        return self._segments
 
     @property
     def size_bytes(self) -> int:
@@ -247,7 +250,7 @@ class Journal:
                 # One at a time, so that a power cut never leaves a hole in the middle.
                 fsync_folder(self._folder)
             with self._lock:
-                self._segments.remove(oldest)
+                self._segments = tuple(number for number in self._segments if number != oldest)
                 if self._sealed is not None and self._sealed[0] == oldest:
                     self._forget_sealed()
             dropped.append(oldest)
@@ -359,7 +362,7 @@ class Journal:
         self._descriptor = descriptor
         self._tail = self._durable = SEGMENT_HEADER_BYTES
         if segment not in self._segments:
-            self._segments.append(segment)
+            self._segments = (*self._segments, segment)
 
     def _seal(self, segment: int) -> None:
         """Flush a segment that is full and begin the next, unless another thread has done so."""

@@ -17,15 +17,17 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
-# The most that glibc takes: above this, a block is mapped by itself.
-_MAPPED_BYTES_MIN: Final = 32 * 2**20
+# No message is as big. What is, is mapped by itself and gone when it is let go: glibc takes up to 32 MiB here, but
+# Python's protobuf gives the whole heap's free pages back at every 10,000th block it frees, on whatever thread that
+# happens to be, and what lay free for bigger things held the event loop up for some 15 ms then.
+_MAPPED_BYTES_MIN: Final = 4 * 2**20
 # Never give back the end of the heap: the next message needs it.
 _TRIM_BYTES: Final = 2**31 - 1
 # The heap grows by as much at a time; address space only, a page is taken when something is written to it.
 _GROWTH_BYTES: Final = 64 * 2**20
 # One heap for all threads: in heaps of their own, what one thread frees is kept and the next allocates anew.
 _ARENAS: Final = 1
-_PROBE_BYTES: Final = 4 * 2**20
+_PROBE_BYTES: Final = 2 * 2**20
 
 
 class _MallocInfo(ctypes.Structure):

@@ -11,6 +11,7 @@ import pytest
 
 from wan_diloco.errors import ConfigError, JournalError, StorageError
 from wan_diloco.storage import Journal, JournalRef, Record, RecordHead
+from wan_diloco.storage.filesystem import write_all
 from wan_diloco.storage.journal_format import META_BYTES_MAX
 
 
@@ -267,6 +268,25 @@ def test_a_flush_holds_up_no_append(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         journal.sync()
     with Journal.open(tmp_path) as journal:
         assert [head.meta for _, head in journal.records()] == [b"before", b"during"]
+
+
+def test_who_asks_for_the_segments_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, goes_on = threading.Event(), threading.Event()
+
+    def stuck(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        writing.set()
+        assert goes_on.wait(10)
+        return write_all(descriptor, buffers, offset)
+
+    with Journal.open(tmp_path) as journal:
+        monkeypatch.setattr("wan_diloco.storage.journal.write_all", stuck)
+        writer = threading.Thread(target=journal.append, args=(1, b"held up"))
+        writer.start()
+        assert writing.wait(10)
+        # The event loop asks; it would hang here.
+        assert journal.segments == (1,)
+        goes_on.set()
+        writer.join()
 
 
 def test_a_payload_is_read_into_memory_that_is_there(tmp_path: Path) -> None:
