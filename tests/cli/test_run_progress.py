@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from tests.support.cli import in_this_process
+from wan_diloco.cli.history import History
 from wan_diloco.cli.progress import LineDisplay, TableDisplay, make_display, run_table, watch
 from wan_diloco.cli.run import result_text
 from wan_diloco.cli.supervise import Outcome
-from wan_diloco.cli.view import RunView, Since, progress_line, view_of
+from wan_diloco.cli.view import RunView, progress_line, view_of
 from wan_diloco.cli.words import invocation, resume_command
 from wan_diloco.clock import ManualClock
 from wan_diloco.errors import PeerUnavailable
@@ -53,7 +54,7 @@ def view(
     answering: bool = True,
     ending: bool = False,
 ) -> RunView:
-    return view_of(status, answering=answering, processes=processes, since=Since(), now_s=0.0, ending=ending)
+    return view_of(status, answering=answering, processes=processes, history=History(), now_s=0.0, ending=ending)
 
 
 def plain(renderable: Any) -> str:
@@ -74,7 +75,7 @@ def test_the_table_has_a_row_a_region_and_the_reason_of_waiting() -> None:
     assert "step 120/2441" in text
     row = next(line for line in text.splitlines() if "us-east" in line)
     cells = [cell.strip() for cell in row.split(BAR)[1:-1]]
-    assert cells == ["us-east", "live", "121", "124k", "2.500", "20ms", "1MiB", "3MiB"]
+    assert cells == ["us-east", "live", "121", "124k", "2.500", "20ms", "-", "1MiB", "3MiB"]
     assert "restarted 2x" in text
     assert "\nround 812: 1 of 2" in text
 
@@ -131,11 +132,46 @@ def test_a_regions_state_is_what_the_process_or_the_syncer_knows_best(
 
 
 def test_a_state_lasts_until_it_changes() -> None:
-    since = Since()
-    assert since("a", "live", 10.0) == 0.0
-    assert since("a", "live", 14.0) == 4.0
-    assert since("a", "away", 15.0) == 0.0
-    assert since("a", "away", 16.5) == 1.5
+    lasting_s = History().lasting_s
+    assert lasting_s("a", "live", 10.0) == 0.0
+    assert lasting_s("a", "live", 14.0) == 4.0
+    assert lasting_s("a", "away", 15.0) == 0.0
+    assert lasting_s("a", "away", 16.5) == 1.5
+
+
+def test_a_region_that_is_seldom_merged_of_late_is_named() -> None:
+    history, lines = History(), []
+    for second in range(121):
+        # In all of the rounds for a minute, then in every fourth.
+        merged = second if second < 60 else 60 + (second - 60) // 4
+        learner = {"learner_id": "a", "live": True, "incarnation": 1, "merged_fresh": merged}
+        status = {"learners": [learner], "rounds": second}
+        seen = view_of(
+            status,
+            answering=True,
+            processes={"syncer": ("running", 0), "a": ("running", 0)},
+            history=history,
+            now_s=float(second),
+        )
+        lines.append(progress_line(seen))
+    assert "of the rounds" not in lines[10]
+    assert "of the rounds" not in lines[60]
+    assert lines[120].endswith("1/1 regions, a in 25% of the rounds")
+
+
+def test_a_run_that_knows_less_than_before_starts_over() -> None:
+    history = History()
+    assert history.merged_share("a", 0, 100, 0.0) is None
+    assert history.merged_share("a", 30, 140, 1.0) == 0.75
+    assert history.merged_share("a", 20, 120, 2.0) == 1.0
+    assert history.merged_share("a", 5, 90, 3.0) is None
+
+
+def test_after_the_end_nobody_is_missed() -> None:
+    gone = {"learner_id": "us-east", "live": False, "connected": False, "incarnation": 1}
+    seen = view({**STATUS, "ended": True, "learners": [gone]}, {"syncer": ("running", 0), "us-east": ("running", 0)})
+    assert [region.state for region in seen.regions] == ["done"]
+    assert progress_line(seen) == "step 120/2441, the run has ended; the published model is being evaluated"
 
 
 def test_after_the_end_only_the_evaluation_is_waited_for() -> None:

@@ -120,7 +120,7 @@ def _published(run_folder: Path, warn: Callable[[str], None]) -> tuple[dict[str,
         "model": asdict(decoder_config(config)),
         "run": config.run.name,
         "global_step": step,
-        "versions": versions,
+        "fragment_versions": versions,
     }
     return tensors, about
 

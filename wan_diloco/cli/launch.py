@@ -130,6 +130,7 @@ def launch(
         )
         reload = partial(_reload, LiveConfig(config, load, say), run_folder, supervisor, say)
         with display:
+            say(f"run {config.run.name!r} in {run_folder}, {len(learners)} regions; this is process {os.getpid()}")
             return asyncio.run(_supervised(supervisor, display, run_folder / "address", clock, reload))
 
 

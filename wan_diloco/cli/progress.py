@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from wan_diloco.cli.view import RunView, Since, facts, progress_line, region_cells, view_of
+from wan_diloco.cli.history import History
+from wan_diloco.cli.view import RunView, facts, progress_line, region_cells, view_of
 from wan_diloco.errors import TransportError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def run_table(view: RunView) -> RenderableType:
     table = Table()
     for column in ("region", "state"):
         table.add_column(column, no_wrap=True)
-    for column in ("step", "tokens", "loss", "step time", "sent", "received"):
+    for column in ("step", "tokens", "loss", "step time", "merged", "sent", "received"):
         table.add_column(column, justify="right", no_wrap=True)
     for region in view.regions:
         # Text, not markup: what a peer says must not be able to draw.
@@ -164,7 +165,7 @@ async def watch(
         ending: Whether the processes were told to end.
         poll_s: Between two looks.
     """
-    since = Since()
+    history = History()
     status: Mapping[str, Any] | None = None
     while True:
         answering, address = False, _read(address_path)
@@ -179,7 +180,7 @@ async def watch(
                     status,
                     answering=answering,
                     processes=processes(),
-                    since=since,
+                    history=history,
                     now_s=clock.now_s(),
                     ending=ending(),
                 )

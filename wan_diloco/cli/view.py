@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from wan_diloco.cli.history import History
 from wan_diloco.units import format_count, format_duration, format_size
 
-__all__ = ["RegionView", "RunView", "Since", "facts", "progress_line", "region_cells", "view_of"]
+__all__ = ["RegionView", "RunView", "facts", "progress_line", "region_cells", "view_of"]
+
+# Whoever is in fewer of the rounds is named: its link or its machine doesn't keep up.
+_SHARE_MIN: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +23,11 @@ class RegionView:
     """One region as it is shown.
 
     Attributes:
-        state: "live", "not connected", "away" (connected, and silent for its lease), or how its process is, where that
-            says more.
+        state: "live", "not connected", "away" (connected, and silent for its lease), "done" after the run's end, or how
+            its process is, where that says more.
         since_s: How long it has been in that state.
         loss: Of its newest step, nats a token.
+        merged_share: In how many of the rounds of the last minute it was, 0 to 1.
         uplink_bytes, downlink_bytes: Cumulative over the run.
         restarts: How often its process was started again.
     """
@@ -34,6 +39,7 @@ class RegionView:
     tokens: int | None = None
     loss: float | None = None
     step_time_s: float | None = None
+    merged_share: float | None = None
     uplink_bytes: int | None = None
     downlink_bytes: int | None = None
     restarts: int = 0
@@ -54,6 +60,7 @@ class RunView:
         participation: 0 to 1.
         waiting: For whom or what is waited and why, one sentence each.
         ending: Whether the processes were told to end, so that no region trains on.
+        ended: Whether the run came to its end, and only its result is still made.
     """
 
     global_step: int | None = None
@@ -67,22 +74,7 @@ class RunView:
     regions: tuple[RegionView, ...] = ()
     waiting: tuple[str, ...] = ()
     ending: bool = False
-
-
-class Since:
-    """Remembers since when each thing has been as it is. Owned by whoever watches."""
-
-    def __init__(self) -> None:
-        """Nothing is known yet."""
-        self._states: dict[str, tuple[str, float]] = {}
-
-    def __call__(self, name: str, state: str, now_s: float) -> float:
-        """How long `name` has been in `state`, which it is in now."""
-        old = self._states.get(name)
-        if old is None or old[0] != state:
-            self._states[name] = (state, now_s)
-            return 0.0
-        return now_s - old[1]
+    ended: bool = False
 
 
 def view_of(
@@ -90,7 +82,7 @@ def view_of(
     *,
     answering: bool,
     processes: Mapping[str, tuple[str, int]],
-    since: Since,
+    history: History,
     now_s: float,
     ending: bool = False,
 ) -> RunView:
@@ -100,7 +92,7 @@ def view_of(
         status: The syncer's last answer; None before the first.
         answering: Whether that is how things are now; if not, what was true of regions may have changed.
         processes: For the syncer and each region, in the order to show: the condition of its process, and restarts.
-        since: Remembers from view to view.
+        history: Remembers from view to view.
         now_s: The watcher's clock.
         ending: Whether all processes were told to end.
     """
@@ -111,9 +103,10 @@ def view_of(
     for name, (condition, restarts) in processes.items():
         if name != "syncer":
             learner = learners.get(name)
-            state = _state(condition, learner, answering=answering and not ending)
-            since_s = since(name, state, now_s)
-            regions.append(_region(name, state, since_s, restarts, learner or {}, traffic.get(name) or {}))
+            state = _state(condition, learner, answering=answering and not ending, ended=bool(told.get("ended")))
+            since_s = history.lasting_s(name, state, now_s)
+            share = _share(name, learner or {}, told, history, now_s)
+            regions.append(_region(name, state, since_s, restarts, share, learner or {}, traffic.get(name) or {}))
     evaluation: Mapping[str, Any] = told.get("evaluation") or {}
     return RunView(
         global_step=told.get("global_step"),
@@ -128,10 +121,18 @@ def view_of(
         regions=tuple(regions),
         waiting=tuple(_ending(processes) if ending else _waiting(told, processes, answering=answering)),
         ending=ending,
+        ended=bool(told.get("ended")),
     )
 
 
-def _state(condition: str, learner: Mapping[str, Any] | None, *, answering: bool) -> str:
+def _share(
+    name: str, learner: Mapping[str, Any], told: Mapping[str, Any], history: History, now_s: float
+) -> float | None:
+    merged, rounds = learner.get("merged_fresh"), told.get("rounds")
+    return None if merged is None or rounds is None else history.merged_share(name, merged, rounds, now_s)
+
+
+def _state(condition: str, learner: Mapping[str, Any] | None, *, answering: bool, ended: bool) -> str:
     """What the process or the syncer knows, whichever says more."""
     if condition != "running":
         return condition
@@ -139,6 +140,8 @@ def _state(condition: str, learner: Mapping[str, Any] | None, *, answering: bool
         return "starting"
     if not answering:
         return condition
+    if not learner.get("connected", True) and ended:
+        return "done"
     if not learner.get("connected", True):
         # A process that was started again, or a link that is cut: for the syncer it may be live for a while yet.
         return "not connected"
@@ -146,7 +149,13 @@ def _state(condition: str, learner: Mapping[str, Any] | None, *, answering: bool
 
 
 def _region(
-    name: str, state: str, since_s: float, restarts: int, learner: Mapping[str, Any], traffic: Mapping[str, Any]
+    name: str,
+    state: str,
+    since_s: float,
+    restarts: int,
+    merged_share: float | None,
+    learner: Mapping[str, Any],
+    traffic: Mapping[str, Any],
 ) -> RegionView:
     return RegionView(
         name=name,
@@ -156,6 +165,7 @@ def _region(
         tokens=learner.get("tokens"),
         loss=learner.get("loss"),
         step_time_s=learner.get("step_time_s"),
+        merged_share=merged_share,
         uplink_bytes=traffic.get("uplink_bytes"),
         downlink_bytes=traffic.get("downlink_bytes"),
         restarts=restarts,
@@ -201,12 +211,18 @@ def facts(view: RunView) -> list[str]:
 
 def progress_line(view: RunView) -> str:
     """A run's progress as one line of plain text; a short one when it ends, since nothing moves then."""
-    if view.ending:
+    if view.ending or view.ended:
         return ", ".join([facts(view)[0], *view.waiting])
     said = [*facts(view), f"{sum(region.live for region in view.regions)}/{len(view.regions)} regions"]
     said += [f"{region.name} {region.state} {_lasting(region.since_s)}" for region in view.regions if not region.live]
+    said += [f"{region.name} in {region.merged_share:.0%} of the rounds" for region in view.regions if _lags(region)]
     line = ", ".join(said)
     return f"{line} ({'; '.join(view.waiting)})" if view.waiting else line
+
+
+def _lags(region: RegionView) -> bool:
+    """Whether it is there, and yet seldom merged."""
+    return region.live and region.merged_share is not None and region.merged_share < _SHARE_MIN
 
 
 def region_cells(region: RegionView) -> tuple[str, ...]:
@@ -219,6 +235,7 @@ def region_cells(region: RegionView) -> tuple[str, ...]:
         _or_dash(region.tokens, format_count),
         _or_dash(region.loss, "{:.3f}".format),
         _or_dash(region.step_time_s, format_duration),
+        _or_dash(region.merged_share, "{:.0%}".format),
         _or_dash(region.uplink_bytes, format_size),
         _or_dash(region.downlink_bytes, format_size),
     )

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
 __all__ = ["LoadedConfig", "load_config", "parse_config"]
 
 DEFAULT_SOURCE: Final = "default"
+COMPUTED_SOURCE: Final = "computed"
 _FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 """A configuration is a page of text; a model given by mistake is refused unread."""
 
@@ -38,8 +42,8 @@ class LoadedConfig:
 
     Attributes:
         config: What is in force.
-        sources: Dotted key ("sync.quorum", "regions.us-east.uplink") -> "default", "file PATH", "env NAME" or
-            "flag --set"; one entry for every setting.
+        sources: Dotted key ("sync.quorum", "regions.us-east.uplink") -> "default", "computed" (from other
+            settings), "file PATH", "env NAME" or "flag --set"; one entry for every setting.
         warnings: Settings without effect, one sentence each, for the caller to show.
     """
 
@@ -213,6 +217,17 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _all_sources(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
     """The layer of every setting, in the order of the schema."""
-    keys = [f"{section}.{key}" for section, table in SETTINGS.items() if section != "regions" for key in table]
-    keys += [f"regions.{region.name}.{key}" for region in config.regions for key in SETTINGS["regions"]]
-    return {key: given.get(key, DEFAULT_SOURCE) for key in keys}
+    tables: list[tuple[str, BaseModel]] = [
+        (section, getattr(config, section)) for section in SETTINGS if section != "regions"
+    ]
+    tables += [(f"regions.{region.name}", region) for region in config.regions]
+    return {
+        f"{label}.{field.alias or name}": given.get(f"{label}.{field.alias or name}", _unset(table, name, field))
+        for label, table in tables
+        for name, field in type(table).model_fields.items()
+    }
+
+
+def _unset(table: BaseModel, name: str, field: FieldInfo) -> str:
+    """Where the value of a setting that nobody gave comes from: `hidden` follows from `dim`, for instance."""
+    return DEFAULT_SOURCE if getattr(table, name) == field.get_default() else COMPUTED_SOURCE
