@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from tests.support.snapshots import save_snapshot
 from wan_diloco.algorithm.publication import digest
 from wan_diloco.cli.export import export_model
 from wan_diloco.cli.main import build_app
@@ -20,7 +21,6 @@ from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import CheckpointError, ConfigError
 from wan_diloco.models import Decoder, DecoderConfig, build_decoder, build_model, model_tensors, run_layout
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.storage import save_snapshot
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, published_tensors, snapshot_tensors
 from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name
 from wan_diloco.units import Epoch, Version

@@ -20,7 +20,6 @@ from wan_diloco.storage.snapshot import (
     keep_last,
     latest_snapshot,
     load_snapshot,
-    save_snapshot,
 )
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "load_snapshot",
     "read_json",
     "remove_leftovers",
-    "save_snapshot",
     "write_bytes",
     "write_json",
     "write_text",

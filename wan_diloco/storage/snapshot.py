@@ -1,4 +1,4 @@
-"""Snapshots of tensors: captured at one moment, written at leisure, visible only when whole.
+"""Snapshots of tensors: written at leisure, visible only when whole.
 
 A snapshot is a folder with `tensors.safetensors` and `manifest.json`. It is staged under a hidden
 name and renamed, and both files are covered by digests. Names sort naturally (`merge-9` before
@@ -18,7 +18,7 @@ import json
 import re
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from safetensors import SafetensorError
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
     from pathlib import Path
 
-    import numpy as np
-    import numpy.typing as npt
     import torch
 
 __all__ = [
@@ -47,7 +45,6 @@ __all__ = [
     "keep_last",
     "latest_snapshot",
     "load_snapshot",
-    "save_snapshot",
 ]
 
 FORMAT: Final = 2
@@ -64,31 +61,11 @@ class Snapshot:
 
     Attributes:
         tensors: On the CPU; nobody changes them any more.
-        manifest: JSON values of the caller.
+        manifest: JSON values of the caller, without a NaN or an infinity.
     """
 
     tensors: dict[str, torch.Tensor]
     manifest: Mapping[str, Any]
-
-    @classmethod
-    def capture(
-        cls, tensors: Mapping[str, torch.Tensor | npt.NDArray[np.generic]], manifest: Mapping[str, Any]
-    ) -> Self:
-        """Copy everything now, so that the caller may go on changing it while another thread writes.
-
-        Raises:
-            ValueError: The manifest holds a NaN or an infinity.
-            TypeError: The manifest holds something that JSON doesn't know.
-        """
-        import torch  # noqa: PLC0415 - see above
-
-        copies = {
-            name: (torch.as_tensor(value) if not isinstance(value, torch.Tensor) else value.detach())
-            .to("cpu", copy=True)
-            .contiguous()
-            for name, value in tensors.items()
-        }
-        return cls(tensors=copies, manifest=json.loads(json.dumps(manifest, allow_nan=False)))
 
     def write(self, folder: Path, name: str, written: Callable[[str], None] | None = None) -> Path:
         """Make the snapshot durable under a name. Its tensors are let go of one by one, as they are written.
@@ -107,7 +84,8 @@ class Snapshot:
             CheckpointError: A good snapshot has this name already.
             StorageError: The disk is full or the system refused; earlier snapshots stand.
             ConfigError: The folder can't be created or written.
-            ValueError: The name isn't one.
+            ValueError: The name isn't one, or the manifest holds a NaN or an infinity.
+            TypeError: The manifest holds something that JSON doesn't know.
         """
         target = folder / _checked(name)
         ensure_folder(folder)
@@ -147,26 +125,6 @@ class LatestSnapshot:
     name: str
     snapshot: Snapshot
     skipped: tuple[SkippedSnapshot, ...]
-
-
-def save_snapshot(
-    folder: Path,
-    name: str,
-    tensors: Mapping[str, torch.Tensor | npt.NDArray[np.generic]],
-    manifest: Mapping[str, Any],
-) -> Path:
-    """Capture and write in one call.
-
-    Returns:
-        The snapshot's folder.
-
-    Raises:
-        CheckpointError: A good snapshot has this name already.
-        StorageError: The disk is full or the system refused.
-        ConfigError: The folder can't be created or written.
-        ValueError: The name isn't one.
-    """
-    return Snapshot.capture(tensors, manifest).write(folder, name)
 
 
 def load_snapshot(folder: Path, name: str) -> Snapshot:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.snapshots import save_snapshot
 from wan_diloco.errors import CheckpointError, StorageError
 from wan_diloco.storage import (
     Snapshot,
@@ -20,7 +21,6 @@ from wan_diloco.storage import (
     latest_snapshot,
     load_snapshot,
     remove_leftovers,
-    save_snapshot,
     snapshot,
     tensor_file,
 )
@@ -57,39 +57,6 @@ def test_tensors_and_manifest_come_back_to_the_bit(tmp_path: Path) -> None:
         assert torch.equal(tensor, expected), name
     assert loaded.manifest == {"tokens": 10251184259, "fragments": [{"version": [0, 3]}]}
     assert sorted(path.name for path in (tmp_path / "merge-1").iterdir()) == ["manifest.json", "tensors.safetensors"]
-
-
-def test_changes_during_the_write_do_not_reach_the_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merges go on in place while a slow writer saves the state of an earlier one."""
-    published = torch.full((1000,), 10.0)
-    momentum = np.full(1000, 0.5, dtype=np.float32)
-    positions = [1, 2]
-    counters = {"count": 10, "positions": positions}
-    mutated = threading.Event()
-    started = threading.Event()
-
-    write_all = tensor_file.write_all
-
-    def slow(descriptor: int, buffers: list[bytes], offset: int) -> int:
-        started.set()
-        assert mutated.wait(10)
-        return write_all(descriptor, buffers, offset)
-
-    monkeypatch.setattr(tensor_file, "write_all", slow)
-    snapshot = Snapshot.capture({"published": published, "momentum": momentum}, counters)
-    writer = threading.Thread(target=snapshot.write, args=(tmp_path, "merge-10"))
-    writer.start()
-    assert started.wait(10)
-    published.add_(1.0)
-    momentum += 1.0
-    counters["count"] = 12
-    positions.append(3)
-    mutated.set()
-    writer.join()
-    loaded = load_snapshot(tmp_path, "merge-10")
-    assert torch.equal(loaded.tensors["published"], torch.full((1000,), 10.0))
-    assert torch.equal(loaded.tensors["momentum"], torch.full((1000,), 0.5))
-    assert loaded.manifest == {"count": 10, "positions": [1, 2]}
 
 
 def test_two_writes_of_one_name_at_once_leave_one_whole_snapshot(tmp_path: Path) -> None:
@@ -241,11 +208,12 @@ def test_names_that_could_leave_the_folder_are_refused(tmp_path: Path, name: str
         load_snapshot(tmp_path, name)
 
 
-def test_a_manifest_that_is_no_json_is_refused_at_capture() -> None:
+def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        Snapshot.capture({}, {"loss": float("inf")})
+        save_snapshot(tmp_path, "merge-1", {}, {"loss": float("inf")})
     with pytest.raises(TypeError):
-        Snapshot.capture({}, {"path": object()})
+        save_snapshot(tmp_path, "merge-1", {}, {"path": object()})
+    assert not list(tmp_path.iterdir())
 
 
 def test_others_may_read_a_snapshot_as_the_umask_says(tmp_path: Path) -> None:

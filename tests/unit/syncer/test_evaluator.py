@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
+from tests.support.snapshots import save_snapshot
 from tests.support.syncer import tiny_config
 from tests.support.text import write_text_corpus
 from wan_diloco.models import build_model, model_tensors
-from wan_diloco.storage import save_snapshot
 from wan_diloco.syncer.evaluator import Evaluator, main, serve
 
 
