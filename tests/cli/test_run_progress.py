@@ -87,7 +87,7 @@ def test_what_peers_say_cannot_draw() -> None:
 
 def test_a_run_whose_syncer_is_silent_still_shows_its_processes() -> None:
     starting = view(None, {"syncer": ("running", 0), "us-east": ("not started", 0)}, answering=False)
-    assert starting.waiting == ("the syncer is starting",)
+    assert starting.waiting == ("the syncer is starting; the first time on a machine that takes a minute",)
     assert [region.state for region in starting.regions] == ["not started"]
     assert "0/1 regions" in progress_line(starting)
 
@@ -154,9 +154,10 @@ def test_a_region_that_is_seldom_merged_of_late_is_named() -> None:
             now_s=float(second),
         )
         lines.append(progress_line(seen))
-    assert "of the rounds" not in lines[10]
-    assert "of the rounds" not in lines[60]
-    assert lines[120].endswith("1/1 regions, a in 25% of the rounds")
+    assert "of the last rounds" not in lines[10]
+    assert "of the last rounds" not in lines[60]
+    assert "a in 25% of the last rounds" in plain(run_table(seen))
+    assert lines[120].endswith("1/1 regions, a in 25% of the last rounds")
 
 
 def test_a_run_that_knows_less_than_before_starts_over() -> None:

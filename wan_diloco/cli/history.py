@@ -39,8 +39,9 @@ class History:
         seen = self._merged.setdefault(name, deque())
         if not seen or seen[-1][2] != rounds:
             seen.append((now_s, merged, rounds))
-        # The run that is watched is another process's; one that was taken up again may know less than before.
-        while seen[0][2] > rounds or (len(seen) > 1 and seen[1][0] <= now_s - _RECENT_S):
+        # By the newest round and not by now: a run that has ended goes on to show its last minute. The run is another
+        # process's; one that was taken up again may know less than before.
+        while seen[0][2] > rounds or (len(seen) > 1 and seen[1][0] <= seen[-1][0] - _RECENT_S):
             seen.popleft()
         _, merged_before, rounds_before = seen[0]
         lately = rounds - rounds_before

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from wan_diloco.cli.history import History
-from wan_diloco.cli.view import RunView, facts, progress_line, region_cells, view_of
+from wan_diloco.cli.view import RunView, facts, lagging, progress_line, region_cells, view_of
 from wan_diloco.errors import TransportError
 
 if TYPE_CHECKING:
@@ -131,16 +131,16 @@ def run_table(view: RunView) -> RenderableType:
     table = Table()
     for column in ("region", "state"):
         table.add_column(column, no_wrap=True)
-    for column in ("step", "tokens", "loss", "step time", "merged", "sent", "received"):
+    for column in ("step", "tokens", "loss", "step time", "merged, 1min", "sent", "received"):
         table.add_column(column, justify="right", no_wrap=True)
     for region in view.regions:
         # Text, not markup: what a peer says must not be able to draw.
-        table.add_row(*map(Text, region_cells(region)), style="" if region.live else "yellow")
+        table.add_row(*map(Text, region_cells(region)), style="" if region.live and not region.lags else "yellow")
     # Not the table's title, which would be folded to the table's width.
     return Group(
         Text("   ".join(facts(view)), style="bold"),
         table,
-        *(Text(reason, style="yellow", overflow="fold") for reason in view.waiting),
+        *(Text(reason, style="yellow", overflow="fold") for reason in (*lagging(view), *view.waiting)),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from wan_diloco.cli.history import History
 from wan_diloco.units import format_count, format_duration, format_size
 
-__all__ = ["RegionView", "RunView", "facts", "progress_line", "region_cells", "view_of"]
+__all__ = ["RegionView", "RunView", "facts", "lagging", "progress_line", "region_cells", "view_of"]
 
 # Whoever is in fewer of the rounds is named: its link or its machine doesn't keep up.
 _SHARE_MIN: Final = 0.5
@@ -48,6 +48,11 @@ class RegionView:
     def live(self) -> bool:
         """Whether the syncer counts it among the live."""
         return self.state == "live"
+
+    @property
+    def lags(self) -> bool:
+        """Whether it is there, and yet seldom merged."""
+        return self.live and self.merged_share is not None and self.merged_share < _SHARE_MIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +185,7 @@ def _ending(processes: Mapping[str, tuple[str, int]]) -> list[str]:
 
 def _waiting(told: Mapping[str, Any], processes: Mapping[str, tuple[str, int]], *, answering: bool) -> list[str]:
     if not answering and not told:
-        return ["the syncer is starting"]
+        return ["the syncer is starting; the first time on a machine that takes a minute"]
     if not answering:
         conditions = {name: condition for name, (condition, _) in processes.items()}
         silent = f"the syncer doesn't answer (it is {conditions.pop('syncer')})"
@@ -215,14 +220,14 @@ def progress_line(view: RunView) -> str:
         return ", ".join([facts(view)[0], *view.waiting])
     said = [*facts(view), f"{sum(region.live for region in view.regions)}/{len(view.regions)} regions"]
     said += [f"{region.name} {region.state} {_lasting(region.since_s)}" for region in view.regions if not region.live]
-    said += [f"{region.name} in {region.merged_share:.0%} of the rounds" for region in view.regions if _lags(region)]
+    said += lagging(view)
     line = ", ".join(said)
     return f"{line} ({'; '.join(view.waiting)})" if view.waiting else line
 
 
-def _lags(region: RegionView) -> bool:
-    """Whether it is there, and yet seldom merged."""
-    return region.live and region.merged_share is not None and region.merged_share < _SHARE_MIN
+def lagging(view: RunView) -> list[str]:
+    """Of each region that is there and yet seldom merged, a few words: its link or its machine doesn't keep up."""
+    return [f"{region.name} in {region.merged_share:.0%} of the last rounds" for region in view.regions if region.lags]
 
 
 def region_cells(region: RegionView) -> tuple[str, ...]:

@@ -51,9 +51,15 @@ def adopt_rates(current: RunConfig, newer: RunConfig) -> Adopted:
     before, now, wished = (dict(_written(one)) for one in (current, config, newer))
     return Adopted(
         config=config,
-        changed=tuple(f"{key} is {now[key]} now, was {before[key]}" for key in now if now[key] != before[key]),
+        changed=tuple(
+            f"{key} is {_said(now[key])} now, was {_said(before[key])}" for key in now if now[key] != before[key]
+        ),
         ignored=(*_other_regions(current, newer), *_other_settings(current, now, wished)),
     )
+
+
+def _said(rate: str) -> str:
+    return f"{rate} (no cap)" if rate.startswith("0") else rate
 
 
 def _other_regions(current: RunConfig, newer: RunConfig) -> Iterator[str]:
@@ -102,7 +108,7 @@ class LiveConfig:
             return False
         for sentence in (*adopted.changed, *adopted.ignored):
             self._say(sentence)
-        if not adopted.changed:
+        if not adopted.changed and not adopted.ignored:
             self._say("the configuration was read again; no rate differs")
         self.config = adopted.config
         return bool(adopted.changed)

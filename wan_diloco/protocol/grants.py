@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from wan_diloco.units import LearnerId
 
-__all__ = ["Grant", "Ingress", "fair_shares"]
+__all__ = ["Ingress", "fair_shares"]
 
 # What a payload takes on the line: headers of ours, of HTTP/2, TCP, IP and Ethernet. Compression gives it back.
 _LINE_FACTOR = 1.06
@@ -33,19 +33,6 @@ def fair_shares(total: float, wants: Mapping[LearnerId, float]) -> dict[LearnerI
         shares[learner_id] = min(want, max(0.0, left) / (len(wants) - number))
         left -= shares[learner_id]
     return shares
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """What a learner is told about one upload.
-
-    Attributes:
-        upload_s: Over how long the upload should be spread.
-        extra_s: By how much that is longer than it would be if the syncer had no cap: no slowness of the learner's.
-    """
-
-    upload_s: float
-    extra_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +56,17 @@ class Ingress:
         wants = {learner_id: self.uplinks.get(learner_id, math.inf) for learner_id in senders}
         return fair_shares(self.cap_bytes_per_s, wants) if self.cap_bytes_per_s else {}
 
-    def grants(self, senders: Iterable[LearnerId], payload_bytes: int, spread_s: float) -> dict[LearnerId, Grant]:
-        """What follows from `rates` for an upload that each of them is asked for.
+    def extras_s(self, senders: Iterable[LearnerId], payload_bytes: int, spread_s: float) -> dict[LearnerId, float]:
+        """By how much the cap makes an upload that each of them is asked for later: no slowness of the learner's.
 
         Args:
             senders: All that may send.
             payload_bytes: Of the upload, before compression.
             spread_s: Over how long it is spread where no cap makes that longer.
         """
-        found = {learner_id: Grant(upload_s=spread_s, extra_s=0.0) for learner_id in senders}
+        extras_s = dict.fromkeys(senders, 0.0)
         line_bytes = _LINE_FACTOR * payload_bytes
-        for learner_id, rate in self.rates(found).items():
-            upload_s = max(spread_s, line_bytes / rate)
+        for learner_id, rate in self.rates(extras_s).items():
             own_s = max(spread_s, line_bytes / self.uplinks.get(learner_id, math.inf))
-            found[learner_id] = Grant(upload_s=upload_s, extra_s=upload_s - own_s)
-        return found
+            extras_s[learner_id] = max(spread_s, line_bytes / rate) - own_s
+        return extras_s

@@ -42,7 +42,8 @@ class OpenRound:
         declined: Those of them that answered without a contribution.
         asked_at_s, extras_s: When each attempt asked, from the first, and how much later each member's grant makes its
             answer.
-        queued: (learner, attempt) that stood in the learner's own queue.
+        unmeasured: (learner, attempt) whose answers say nothing of the learner: they stood in its own queue, or the
+            syncer's cap changed while they were on their way.
         quorate_s: When the current attempt had its quorum; None before.
     """
 
@@ -58,7 +59,7 @@ class OpenRound:
     declined: dict[LearnerId, DeclineReason] = field(default_factory=dict)
     asked_at_s: list[float] = field(default_factory=list)
     extras_s: list[dict[LearnerId, float]] = field(default_factory=list)
-    queued: set[tuple[LearnerId, int]] = field(default_factory=set)
+    unmeasured: set[tuple[LearnerId, int]] = field(default_factory=set)
     quorate_s: float | None = None
 
     def ask(
@@ -78,10 +79,15 @@ class OpenRound:
         self.extras_s.append(extra_s)
         self.quorate_s = None
 
+    def grant_anew(self, *, window_s: float, extra_s: dict[LearnerId, float]) -> None:
+        """The syncer's cap changed: so do the times that follow from it, of the current attempt."""
+        self.window_s, self.extras_s[-1] = window_s, extra_s
+        self.unmeasured |= {(learner, attempt) for attempt in range(1, self.attempt + 1) for learner in self.asked}
+
     def decline(self, learner_id: LearnerId, reason: DeclineReason) -> None:
         """A member of the current attempt answered without a contribution."""
         self.declined[learner_id] = reason
-        self.queued.add((learner_id, self.attempt))
+        self.unmeasured.add((learner_id, self.attempt))
 
     @property
     def gives_up_s(self) -> float:
@@ -95,11 +101,11 @@ class OpenRound:
         return able < quorum <= len(self.asked)
 
     def response_s(self, learner_id: LearnerId, attempt: int, now_s: float) -> float | None:
-        """How long after its question an answer to an attempt comes; None if it stood in its sender's queue.
+        """How long after its question an answer to an attempt comes; None if that says nothing of its sender.
 
         What the syncer's own cap made of it doesn't count: that is in the question, not in the learner.
         """
-        if not 1 <= attempt <= self.attempt or (learner_id, attempt) in self.queued:
+        if not 1 <= attempt <= self.attempt or (learner_id, attempt) in self.unmeasured:
             return None
         extra_s = self.extras_s[attempt - 1].get(learner_id, 0.0)
         return max(0.0, now_s - self.asked_at_s[attempt - 1] - extra_s)

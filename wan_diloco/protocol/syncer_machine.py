@@ -147,6 +147,7 @@ class SyncerMachine:
                     self.context.send_updates(member)
             case IngressChanged():
                 self.context.ingress = event.ingress
+                self.conductor.cap_changed()
             case _:
                 assert_never(event)
 

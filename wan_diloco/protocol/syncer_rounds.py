@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Mapping
 
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import MergeFailed, MergeFinished, StartMerge
-from wan_diloco.protocol.grants import Grant
 from wan_diloco.protocol.membership import Member
 from wan_diloco.protocol.messages import (
     ContributionHeader,
@@ -210,32 +210,54 @@ class RoundConductor:
         members = {member.learner_id: member.incarnation for member in self.context.membership.live()}
         step_s = self.context.membership.step_s()
         policy = self.context.settings.policy
-        usual = self.context.responses.estimates()
-        slowest_s = max((usual[learner].usual_s for learner in members if learner in usual), default=0.0)
-        grants = self._grants(round_.fragment_id, UPLINK_SHARE * policy.overlap_steps * (step_s or 0.0))
-        extra_s = {learner: grant.extra_s for learner, grant in grants.items() if learner in members}
-        slowest_s += (late_s := max(extra_s.values(), default=0.0))
+        extra_s = self._extra_s(round_.fragment_id, members)
         patience_s = policy.bound_steps * step_s if step_s is not None else _FIRST_WINDOW_S
-        window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2 ** min(round_.attempt, 16))
-        round_.ask(members, now_s, patience_s=patience_s, window_s=max(window_s, 2 * slowest_s), extra_s=extra_s)
+        window_s = self._window_s(members, extra_s, patience_s, attempt=round_.attempt)
+        round_.ask(members, now_s, patience_s=patience_s, window_s=window_s, extra_s=extra_s)
+        late_s = max(extra_s.values(), default=0.0)
         for member in self.context.membership.live():
             if member.session is not None:
-                grant = grants[member.learner_id]
                 pull = Pull(
                     round_id=round_.round_id,
                     attempt=round_.attempt,
                     fragment_id=round_.fragment_id,
                     version=self.context.state.versions[round_.fragment_id],
                     window_s=policy.bound_steps * step_s + late_s if step_s is not None else 0.0,
-                    upload_s=grant.upload_s,
+                    upload_s=self._spread_s(),
                 )
                 self.context.send(member.session, pull)
 
-    def _grants(self, fragment_id: FragmentId, spread_s: float) -> dict[LearnerId, Grant]:
-        """Over how long each member is to spread its upload of a fragment."""
+    def cap_changed(self) -> None:
+        """What the syncer takes in is another amount now: who was asked before may be as quick as that lets it be."""
+        for round_ in self.open.values():
+            extra_s = self._extra_s(round_.fragment_id, round_.asked)
+            window_s = self._window_s(round_.asked, extra_s, round_.patience_s, attempt=round_.attempt - 1)
+            round_.grant_anew(window_s=window_s, extra_s=extra_s)
+
+    def _window_s(
+        self, asked: Iterable[LearnerId], extra_s: Mapping[LearnerId, float], patience_s: float, *, attempt: int
+    ) -> float:
+        """How long an attempt is given, after so many others."""
+        usual = self.context.responses.estimates()
+        slowest_s = max((usual[learner].usual_s for learner in asked if learner in usual), default=0.0)
+        slowest_s += max(extra_s.values(), default=0.0)
+        window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2 ** min(attempt, 16))
+        return max(window_s, 2 * slowest_s)
+
+    def _extra_s(self, fragment_id: FragmentId, asked: Iterable[LearnerId]) -> dict[LearnerId, float]:
+        """By how much the syncer's cap makes the answer of each that is asked later."""
         senders = (member.learner_id for member in self.context.membership.senders())
         size = self.context.settings.intake.fragments[fragment_id]
-        return self.context.ingress.grants(senders, size.codes_bytes + size.scales_bytes, spread_s)
+        extras_s = self.context.ingress.extras_s(senders, size.codes_bytes + size.scales_bytes, self._spread_s())
+        return {learner: extras_s[learner] for learner in asked if learner in extras_s}
+
+    def _spread_s(self) -> float:
+        """The uplink's share of the window.
+
+        What the syncer's cap makes of it follows from the rates in `Pace`, which change when the cap does; a time that
+        was told once would stand.
+        """
+        return UPLINK_SHARE * self.context.settings.policy.overlap_steps * (self.context.membership.step_s() or 0.0)
 
     def _decide(self, round_: OpenRound, now_s: float) -> None:
         fragment_id = round_.fragment_id

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,7 @@ from wan_diloco.syncer.updates import Packing
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import (
     METRICS_FILE,
+    EventRecord,
     MetricsWriter,
     RoundRecord,
     get_logger,
@@ -122,7 +124,7 @@ def run_syncer(
         gc.collect()
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            live = LiveConfig(config, load or (lambda: config), lambda text: _LOG.info("configuration", detail=text))
+            live = LiveConfig(config, load or (lambda: config), partial(_note_configuration, metrics))
             exit_code = runner.run(_serve(service, live, run_folder))
         _conclude(service, metrics, run_folder, clock.now_s())
         return exit_code
@@ -303,6 +305,12 @@ def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
             yield from _leaves(error)
         else:
             yield error
+
+
+def _note_configuration(metrics: MetricsWriter, text: str) -> None:
+    """What became of a configuration that was read again; the run's report tells it too."""
+    _LOG.info("configuration", detail=text)
+    metrics.write(EventRecord(name="configuration", detail=text))
 
 
 def _conclude(service: SyncerService, metrics: MetricsWriter, run_folder: Path, now_s: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import pytest
 
 from wan_diloco.algorithm import kernels
 from wan_diloco.algorithm.kernels import merging, passes
-from wan_diloco.algorithm.kernels.compiled import sources_digest
+from wan_diloco.algorithm.kernels.compiled import lock_path, sources_digest
 
 PACKAGE = Path(kernels.__path__[0])
 
@@ -62,12 +64,44 @@ print(sum(small.one.stats.cache_hits.values()))
 """
 
 
-def use_it(folder: Path, disk: str = "") -> int:
+def use_it(folder: Path, disk: str = "", before: str = "") -> int:
     done = subprocess.run(
-        [sys.executable, "-c", USE_IT, disk], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", before + USE_IT, disk],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "TMPDIR": str(folder)},
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
+
+
+# With fewer polls a wait ends before the test's own time does.
+IMPATIENT = """
+from wan_diloco.algorithm.kernels import compiled
+compiled._POLLS_MAX = {polls}
+"""
+
+
+@pytest.fixture
+def held_lock(tmp_path):
+    """Somebody compiles, and never comes to an end."""
+    with (tmp_path / lock_path().name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_who_finds_its_machine_code_waits_for_nobody_who_compiles(tmp_path, held_lock):
+    (tmp_path / "small.py").write_text(SMALL)
+    assert use_it(tmp_path, before=IMPATIENT.format(polls=1)) == 0
+    assert use_it(tmp_path, before=IMPATIENT.format(polls=10**9)) == 1
+
+
+def test_who_has_waited_long_enough_compiles_by_itself(tmp_path, held_lock):
+    (tmp_path / "small.py").write_text(SMALL)
+    assert use_it(tmp_path, before=IMPATIENT.format(polls=2)) == 0
 
 
 @pytest.mark.parametrize("damaged", ["*.nbi", "*.nbc"])

@@ -36,8 +36,8 @@ def test_rates_are_adopted_and_nothing_else() -> None:
     tree["regions"] = [{"name": "east", "uplink": "50mbit", "ranks": 2}, {"name": "north", "uplink": "1mbit"}]
     adopted = adopt_rates(config(), parse_config(tree))
     assert adopted.changed == (
-        "syncer.ingress is 1gbit now, was 0B/s",
-        "syncer.egress is 0B/s now, was 2gbit",
+        "syncer.ingress is 1gbit now, was 0B/s (no cap)",
+        "syncer.egress is 0B/s (no cap) now, was 2gbit",
         "regions.east.uplink is 50mbit now, was 200mbit",
     )
     assert adopted.ignored == (
@@ -71,7 +71,7 @@ def test_each_reload_compares_with_what_is_in_force() -> None:
     live = LiveConfig(config(), lambda: versions.pop(0), said.append)
     assert [live.reload() for _ in range(3)] == [True, False, True]
     assert said == [
-        "syncer.ingress is 1gbit now, was 0B/s",
+        "syncer.ingress is 1gbit now, was 0B/s (no cap)",
         "the configuration was read again; no rate differs",
-        "syncer.ingress is 0B/s now, was 1gbit",
+        "syncer.ingress is 0B/s (no cap) now, was 1gbit",
     ]

@@ -23,11 +23,40 @@ def desk(cap: float) -> Desk:
     return scene
 
 
-def test_an_upload_is_spread_over_what_its_rate_needs_and_the_round_is_held_for_it() -> None:
+def test_the_round_is_held_for_what_the_rate_makes_of_an_upload_and_the_rate_is_told_apart() -> None:
     free, capped = pulled(desk(0.0)), pulled(desk(CAP))
     assert (free.upload_s, free.window_s) == (1.0, 4.0)
-    assert capped.upload_s == pytest.approx(20.0, rel=0.01)
+    # A time would stand when the cap changes; the rate follows it.
+    assert capped.upload_s == 1.0
     assert capped.window_s == pytest.approx(4.0 + 19.0, rel=0.01)
+
+
+@pytest.mark.parametrize("others_answered", [False, True])
+def test_a_cap_that_was_far_too_small_for_a_while_holds_up_no_round_afterwards(*, others_answered: bool) -> None:
+    scene = desk(0.001)
+    pull = pulled(scene)
+    (round_,) = scene.machine.conductor.open.values()
+    assert round_.gives_up_s > scene.now_s + 1e5
+    if others_answered:
+        scene.stores(E, answer(pull), after_s=1.0)
+    asked_s = round_.asked_s
+    effects = scene.tell(IngressChanged(ingress=Ingress()), after_s=10.0)
+    assert round_.gives_up_s < asked_s + 60
+    while scene.now_s < asked_s + 60:
+        effects += scene.says(E, report(2), after_s=3.0)
+        effects += scene.says(W, report(2))
+    if others_answered:
+        assert [effect for effect in effects if isinstance(effect, StartMerge)], "the grace is as short as ever"
+    else:
+        assert [pull.attempt for pull in messages(effects, E) if isinstance(pull, Pull)], "they are asked again"
+
+
+def test_an_answer_during_which_the_cap_changed_says_nothing_of_its_sender() -> None:
+    scene = desk(CAP)
+    pull = pulled(scene)
+    scene.tell(IngressChanged(ingress=Ingress()), after_s=1.0)
+    scene.stores(E, answer(pull), after_s=15.0)
+    assert EAST not in scene.machine.context.responses.estimates()
 
 
 def test_everybody_is_told_a_share_and_a_change_of_the_cap_at_once() -> None:
@@ -84,4 +113,3 @@ def test_who_comes_later_gets_a_share_of_its_own_and_takes_it_from_the_others() 
     for session in (E, W):
         rates = [message.rate_bytes_per_s for message in messages(effects, session) if isinstance(message, Pace)]
         assert rates[-1] == CAP / 2
-    assert not [message for message in messages(effects, E) if isinstance(message, Pull) and message.upload_s < 19]

@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import glob
+import logging
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -39,11 +43,15 @@ __all__ = [
     "i8",
     "i32",
     "inner",
+    "lock_path",
     "sources_digest",
     "u8",
     "u16",
 ]
 
+_LOG: Final = logging.getLogger(__name__)
+_POLL_S: Final = 0.1
+_POLLS_MAX = 3000
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 f32 = np.float32
@@ -91,17 +99,31 @@ def inner(function: _Function) -> _Function:
     return cast("_Function", compiled)
 
 
+def lock_path() -> Path:
+    """What processes that compile these sources in this folder meet at; those of another checkout have their own."""
+    name = xxhash.xxh3_64_hexdigest(f"{Path(__file__).parent}:{_SOURCES}".encode())
+    return Path(tempfile.gettempdir()) / f"wan-diloco-kernels-{os.getuid()}-{name}.lock"
+
+
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Processes that are started together compile one after the other, so that all but the first find it done."""
-    path = Path(tempfile.gettempdir()) / f"wan-diloco-kernels-{os.getuid()}.lock"
+    """Processes that are started together compile one after the other, so that all but the first find it done.
+
+    Whoever has waited for far longer than compiling takes goes on by itself: that costs time, and the holder may hang.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(lock_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:  # no place for a lock either: each for itself
         yield
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for poll in range(_POLLS_MAX):
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if poll == 0:
+                _LOG.info("another process compiles the kernels: waiting for it")
+            threading.Event().wait(_POLL_S)
         yield
     finally:
         os.close(descriptor)
@@ -122,10 +144,28 @@ def entry(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
 
     def compile_now(function: _Function) -> _Function:
         function.__qualname__ = f"{function.__qualname__}-{_SOURCES}"
+        if _is_kept(function):
+            # Nobody is waited for: a syncer that comes back must not hang on whoever compiles something else.
+            return cast("_Function", _compiled(function, result(*arguments)))
         with _one_at_a_time():
+            _say_once()
             return cast("_Function", _compiled(function, result(*arguments)))
 
     return compile_now
+
+
+@functools.cache
+def _say_once() -> None:
+    _LOG.info("compiling the kernels, which takes about a minute, once on a machine")
+
+
+def _is_kept(function: Any) -> bool:
+    """Whether there is machine code of it; it may still turn out to be damaged."""
+    with contextlib.suppress(Exception):  # as below
+        # Not compiled, this one only knows where the files are.
+        lazy: Any = numba.njit(cache=True, **_HOW)(function)
+        return any(Path(lazy.stats.cache_path).glob(f"*{glob.escape(function.__qualname__)}*.nbi"))
+    return False
 
 
 def _compiled(function: Any, signature: Any) -> Any:
@@ -134,7 +174,6 @@ def _compiled(function: Any, signature: Any) -> Any:
         with contextlib.suppress(Exception):
             return numba.njit(signature, cache=True, **_HOW)(function)
         with contextlib.suppress(Exception):
-            # Not compiled, this one only knows where the files are.
             lazy: Any = numba.njit(cache=True, **_HOW)(function)
             lazy._cache.flush()  # noqa: SLF001 - numba has no other way
     return numba.njit(signature, **_HOW)(function)
