@@ -16,7 +16,7 @@ import numpy as np
 
 from wan_diloco.algorithm.codec import PayloadSizes
 from wan_diloco.errors import JournalError
-from wan_diloco.storage import Journal, JournalRef
+from wan_diloco.storage import JournalReader, JournalRef
 from wan_diloco.syncer.fragments_store import InspectedSource
 from wan_diloco.syncer.journal_keeper import KIND_CHUNK, KIND_CONTRIBUTION, format_ref, parse_ref
 
@@ -75,7 +75,7 @@ class StoredPayload:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: JournalReader,
         sizes: PayloadSizes,
         chunks: Sequence[StoredChunk],
         held: bytes | memoryview = b"",
@@ -92,7 +92,7 @@ class StoredPayload:
         self._held_index = -1 if chunks else 0
 
     @classmethod
-    def open(cls, journal: Journal, ref: str, sizes: PayloadSizes) -> Self:
+    def open(cls, journal: JournalReader, ref: str, sizes: PayloadSizes) -> Self:
         """A contribution's payload; of the payload nothing is read that isn't in the contribution's own record.
 
         Args:
@@ -174,7 +174,7 @@ class StoredPayload:
 
 
 def merge_sources(
-    journal: Journal, sizes: PayloadSizes, entries: Sequence[MergeEntry]
+    journal: JournalReader, sizes: PayloadSizes, entries: Sequence[MergeEntry]
 ) -> list[tuple[MergeEntry, InspectedSource]]:
     """What a merge is given: each entry with its payload, in the order of the entries.
 
