@@ -23,7 +23,7 @@ from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, ConfigError, S
 from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine
-from wan_diloco.protocol.tape import FragmentPublished, RoundClosed
+from wan_diloco.protocol.tape import ContributionsLost, FragmentPublished, RoundClosed
 from wan_diloco.storage import write_text
 from wan_diloco.syncer.conclusion import conclude, withdraw_interim
 from wan_diloco.syncer.evaluation import Curve
@@ -225,7 +225,7 @@ def _observer(
     # A process that is killed may leave the tape further on than the metrics.
     told = {line.record.round_id for line in earlier if isinstance(line.record, RoundRecord)}
     for record in (*restored.state.closed.values(), *restored.tape):
-        if isinstance(record, RoundClosed | FragmentPublished) and record.round_id not in told:
+        if isinstance(record, RoundClosed | ContributionsLost | FragmentPublished) and record.round_id not in told:
             observer.recorded(record)
     return observer
 
