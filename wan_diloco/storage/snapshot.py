@@ -170,17 +170,16 @@ def latest_snapshot(folder: Path) -> LatestSnapshot | None:
     return None
 
 
-def good_snapshots(folder: Path) -> list[str]:
-    """Names of the snapshots whose digests are right, oldest first.
+def good_snapshots(folder: Path) -> dict[str, dict[str, Any]]:
+    """Names and manifests of the snapshots whose digests are right, oldest first.
 
     Raises:
         StorageError: The folder can't be listed.
     """
-    good = []
+    good = {}
     for name in _names(folder):
         with contextlib.suppress(CheckpointError):
-            _verified_manifest(folder / name)
-            good.append(name)
+            good[name] = _verified_manifest(folder / name)
     return good
 
 

@@ -53,6 +53,10 @@ __all__ = ["build_service", "run_syncer"]
 
 _GRACE_S: Final = 2.0
 _LOG: Final = get_logger("syncer")
+_RETENTION: Final = {
+    "since-snapshot": "the journal is kept as far as a restart from the two newest snapshots needs it",
+    "all": "nothing of the journal is dropped, and it grows as long as the run does",
+}
 _EXIT_CODES: Final = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
 
 
@@ -118,6 +122,7 @@ def run_syncer(
             evaluate=True,
             input_log=input_log,
         )
+        _LOG.info("journal_retention", detail=_RETENTION[config.syncer.journal_retention])
         # What is there now stays: to look through it for garbage again and again would hold the loop up.
         gc.collect()
         gc.freeze()
@@ -201,6 +206,7 @@ def build_service(
                 sequence=newest_sequence(snapshots),
                 # Nothing that is there now is needed less than that.
                 floor=restored.journal.segments[0],
+                keep_journal=config.syncer.journal_retention == "all",
             ),
             observer=observer,
             workers=workers,

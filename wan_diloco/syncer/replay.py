@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -217,9 +217,9 @@ def restored_state(snapshot: Snapshot, name: str, maths: Maths) -> tuple[SyncerS
     return state, store
 
 
-def snapshot_place(snapshot: Snapshot) -> JournalRef | None:
-    """Up to where the tape is in a snapshot; None for the very beginning."""
-    place = snapshot.manifest["last_tape"]
+def snapshot_place(manifest: Mapping[str, Any]) -> JournalRef | None:
+    """Up to where the tape is in a snapshot, by what it says beside its tensors; None for the very beginning."""
+    place = manifest["last_tape"]
     return None if place is None else JournalRef(*place)
 
 
@@ -276,20 +276,17 @@ class _Run:
             replay = TapeReplay(self._journal, self._maths, state, store, self._differs)
             self._compare(since, places, place, replay, store)
             for ref, record in tape_after(self._journal, place, lambda item: self._notes.append(_passed(item))):
-                before = tuple(state.versions)
+                reached = tuple(state.versions)
                 replay.apply(record)
-                if self._difference is None:
-                    self._compare(since, places, ref, replay, store)
-                    before = tuple(state.versions)
+                self._compare(since, places, ref, replay, store)
                 if self._difference is not None:
-                    # The version that differs isn't among those that are the same.
-                    return self._finished(since, begun, before)
+                    # What differs isn't among what is the same.
+                    return self._finished(since, begun, reached)
         return self._finished(since, begun, tuple(state.versions))
 
     def _places(self) -> dict[JournalRef | None, str]:
         """The good snapshots, by their place on the tape, oldest first."""
-        names = good_snapshots(self._snapshots)
-        return {snapshot_place(load_snapshot(self._snapshots, name)): name for name in names}
+        return {snapshot_place(manifest): name for name, manifest in good_snapshots(self._snapshots).items()}
 
     def _begin(self, places: dict[JournalRef | None, str]) -> tuple[str, SyncerState, FragmentStore, JournalRef | None]:
         if self._journal.segments[0] == 1:

@@ -159,7 +159,7 @@ def _open_state(
             # Before the journal is opened, which may cut a torn tail off.
             _require_same(latest, agreement)
             # Places that were used before must not be used again: the next restart would skip what stands there.
-            holding = snapshot_place(latest.snapshot) or _BEGINNING
+            holding = snapshot_place(latest.snapshot.manifest) or _BEGINNING
         journal = opened.enter_context(Journal.open(folder / "journal", holding=holding))
         restored = (
             _begin(folder, lock, journal, maths, initial, keep_updates, agreement)
@@ -214,7 +214,7 @@ def _require_same(latest: LatestSnapshot, agreement: tuple[tuple[str, str], ...]
 
 def _take_up(latest: LatestSnapshot, lock: FolderLock, journal: Journal, maths: Maths) -> Restored:
     state, store = restored_state(latest.snapshot, latest.name, maths)
-    last_tape = snapshot_place(latest.snapshot)
+    last_tape = snapshot_place(latest.snapshot.manifest)
     # One note a place, whoever comes upon it.
     notes = {(item.segment, item.start): _said(item) for item in journal.damaged}
     other = _other_notes(latest, journal)
