@@ -1,0 +1,64 @@
+"""One flush makes many contributions durable: counted, with many learners at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import torch
+
+from tests.support.syncer import tiny_config
+from tests.support.syncer_scene import scene, until
+from wan_diloco.protocol.messages import Acknowledged
+from wan_diloco.syncer.workers import Workers
+
+LEARNERS = 24
+
+
+def _acknowledged(group) -> int:
+    return sum(isinstance(message, Acknowledged) for learner in group for message in learner.heard)
+
+
+def test_while_one_flush_lasts_the_contributions_of_all_others_gather_for_the_next(tmp_path, monkeypatch):
+    torch.set_num_threads(1)
+    config = tiny_config(
+        sync={"quorum": LEARNERS, "fragments": 1},
+        run={"tokens": 32 * LEARNERS * 100},
+        syncer={"snapshot_every": "1h"},
+        regions=[{"name": f"r{index}"} for index in range(LEARNERS)],
+    )
+    flush = os.fdatasync
+    flushes = 0
+    disk_is_slow = threading.Event()
+    goes_on = threading.Event()
+
+    def counted(descriptor: int) -> None:
+        nonlocal flushes
+        flushes += 1
+        disk_is_slow.wait()
+        goes_on.wait()
+        flush(descriptor)
+
+    async def story():
+        async with scene(config, tmp_path, workers=Workers.threads(1)) as (made, group):
+            disk_is_slow.set()
+            goes_on.set()
+            monkeypatch.setattr(os, "fdatasync", counted)
+            for learner in group:
+                learner.step(3)
+            # The round is open and everybody asked; nobody has been acknowledged, the disk stands still.
+            goes_on.clear()
+            stored = made.service._parts.keeper
+            for learner in group:
+                learner.step()
+            await until(lambda: len(stored._unrecorded) >= LEARNERS - 1)
+            before, begun = _acknowledged(group), flushes
+            goes_on.set()
+            await until(lambda: _acknowledged(group) >= LEARNERS)
+            return _acknowledged(group) - before, flushes - begun
+
+    acknowledged, flushed = asyncio.run(story())
+    assert acknowledged >= LEARNERS - 1
+    # The one that ended, the one for all that had gathered, and the close record's.
+    assert flushed <= 3
