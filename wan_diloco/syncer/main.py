@@ -89,17 +89,15 @@ def run_syncer(
     # One thread for one operation: parallelism comes from fragments, and the learners need the rest.
     torch.set_num_threads(1)
     clock = SystemClock()
-    model = build_model(config)
     maths = run_maths(config, run_layout(config))
     restored = open_state(
         run_folder / "state",
         resume=resume,
         maths=maths,
-        initial=model_tensors(model),
+        initial=lambda: model_tensors(build_model(config)),
         keep_updates=config.syncer.keep_updates,
         agreement=config.agreement(),
     )
-    del model
     give_back_freed_memory()
     with contextlib.ExitStack() as held:
         held.callback(restored.lock.release)

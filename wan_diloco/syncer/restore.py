@@ -11,7 +11,7 @@ is said; damage to what is needed ends the process for good, since the next one 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -108,7 +108,7 @@ def open_state(
     *,
     resume: bool,
     maths: Maths,
-    initial: Mapping[str, torch.Tensor],
+    initial: Callable[[], Mapping[str, torch.Tensor]],
     keep_updates: int,
     agreement: tuple[tuple[str, str], ...],
 ) -> Restored:
@@ -119,7 +119,7 @@ def open_state(
         resume: Whether a run that is in it may be taken up. With none in it, one begins all the same, so
             that a supervisor may always ask for it.
         maths: Of the run's layout.
-        initial: The initial weights, by canonical name.
+        initial: Makes the initial weights, by canonical name; not called where there is a run already.
         keep_updates: Publications that the state keeps of each fragment.
         agreement: The settings that all ends share; another run's state is refused.
 
@@ -139,7 +139,7 @@ def _open_state(
     folder: Path,
     resume: bool,
     maths: Maths,
-    initial: Mapping[str, torch.Tensor],
+    initial: Callable[[], Mapping[str, torch.Tensor]],
     keep_updates: int,
     agreement: tuple[tuple[str, str], ...],
 ) -> Restored:
@@ -176,13 +176,13 @@ def _begin(
     lock: FolderLock,
     journal: Journal,
     maths: Maths,
-    initial: Mapping[str, torch.Tensor],
+    initial: Callable[[], Mapping[str, torch.Tensor]],
     keep_updates: int,
     agreement: tuple[tuple[str, str], ...],
 ) -> Restored:
     if next(iter(journal.records()), None) is not None:
         raise CheckpointError(f"{folder} has a journal and no snapshot: what it builds on is missing")
-    store = FragmentStore.fresh(maths.layout, initial)
+    store = FragmentStore.fresh(maths.layout, initial())
     values = store.values()
     state = SyncerState(
         parameters=tuple(fragment.numel for fragment in maths.layout.fragments),

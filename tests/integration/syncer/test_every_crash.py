@@ -94,7 +94,7 @@ def _open(folder: Path) -> Restored:
         folder,
         resume=True,
         maths=MATHS,
-        initial=INITIAL,
+        initial=lambda: INITIAL,
         keep_updates=CONFIG.syncer.keep_updates,
         agreement=CONFIG.agreement(),
     )
@@ -239,7 +239,7 @@ def test_after_a_crash_at_any_of_some_calls_the_run_goes_on(tmp_path, monkeypatc
             async with MemoryNetwork() as network, syncer(network, CONFIG, folder, resume=True) as made:
                 old = made.versions
                 async with learners(CONFIG, network.connection) as group:
-                    await until(lambda: all([v.count for v in one.versions] == old for one in group))
+                    await until(lambda: all([v.count for v in one.versions] == made.versions for one in group))
                     await advance(group, made, 5)
                 assert min(made.versions) > min(old)
                 assert made.service.status()["balance"] == 0

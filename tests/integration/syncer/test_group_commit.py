@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 
 import torch
 
-from tests.support.syncer import tiny_config
+from tests.support.syncer import BATCH_TOKENS, tiny_config
 from tests.support.syncer_scene import scene, until
+from wan_diloco.config import parse_config
 from wan_diloco.protocol.messages import Acknowledged
 from wan_diloco.syncer.workers import Workers
 
@@ -22,28 +24,24 @@ def _acknowledged(group) -> int:
 
 def test_while_one_flush_lasts_the_contributions_of_all_others_gather_for_the_next(tmp_path, monkeypatch):
     torch.set_num_threads(1)
-    config = tiny_config(
-        sync={"quorum": LEARNERS, "fragments": 1},
-        run={"tokens": 32 * LEARNERS * 100},
-        syncer={"snapshot_every": "1h"},
-        regions=[{"name": f"r{index}"} for index in range(LEARNERS)],
-    )
+    tree = json.loads(tiny_config(sync={"fragments": 1}, syncer={"snapshot_every": "1h"}).resolved_json())
+    tree["regions"] = [{"name": f"r{index}"} for index in range(LEARNERS)]
+    tree["sync"]["quorum"] = LEARNERS
+    tree["run"]["tokens"] = BATCH_TOKENS * LEARNERS * 100
+    config = parse_config(tree)
     flush = os.fdatasync
     flushes = 0
-    disk_is_slow = threading.Event()
     goes_on = threading.Event()
+    goes_on.set()
 
     def counted(descriptor: int) -> None:
         nonlocal flushes
         flushes += 1
-        disk_is_slow.wait()
         goes_on.wait()
         flush(descriptor)
 
     async def story():
         async with scene(config, tmp_path, workers=Workers.threads(1)) as (made, group):
-            disk_is_slow.set()
-            goes_on.set()
             monkeypatch.setattr(os, "fdatasync", counted)
             for learner in group:
                 learner.step(3)
