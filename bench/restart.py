@@ -9,7 +9,8 @@ The model has 27M parameters, 109 MB in f32 (12M with --quick); a snapshot is wr
 is a journal to be replayed: `rounds_replayed`.
 
 - `serves_again_s`: from the start of the new process until it answers a status call: the interpreter, torch, the
-  snapshot, the merges behind it.
+  snapshot, the merges behind it. `serves_again_cpu_s` is the processor time of that, which tells how much of it was
+  waiting for a processor on a machine that does something else.
 - `reconnect_s_max`: from the moment at which its port is open until the last of the learners, which have knocked all
   the while as often as the product's policy lets them, is welcome; `reconnect_s_median` beside it.
 - `reconnected_at_once_max`: the share of them that are welcome within the same 100 ms: what jitter is for.
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import rounds
 import synthetic
 from machine import machine
@@ -161,6 +163,12 @@ class Syncer:
         if self.process.poll() is not None:
             raise RuntimeError(f"the syncer ended: {(self._folder / 'log').read_text()[-2000:]}")
 
+    def cpu_s(self) -> float:
+        """Processor time of this life so far, without its evaluator's."""
+        assert self.process is not None
+        times = psutil.Process(self.process.pid).cpu_times()
+        return times.user + times.system
+
     def end(self, number: signal.Signals) -> None:
         """Signal it, and wait for its end."""
         assert self.process is not None
@@ -241,6 +249,7 @@ async def killed(sizes: Sizes, folder: Path) -> dict[str, float]:
             open_s = clock.now_s()
             status = await syncer.status()
             served_s = clock.now_s()
+            cpu = syncer.cpu_s()
         waits_s = [task.result() - open_s for task in knocking]
     finally:
         syncer.end(signal.SIGKILL)
@@ -248,6 +257,7 @@ async def killed(sizes: Sizes, folder: Path) -> dict[str, float]:
     newest = max((json.loads(path.read_text())["values"]["state"]["totals"]["rounds"] for path in snapshots), default=0)
     return {
         "serves_again_s": served_s - began_s,
+        "serves_again_cpu_s": cpu,
         "reconnect_s_max": max(waits_s),
         "reconnect_s_median": statistics.median(waits_s),
         "reconnected_at_once_max": fullest_bin(waits_s) / len(waits_s),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.syncer import close, open_tiny, tiny_config
-from wan_diloco.errors import EXIT_CONFIG, ConfigError, StateDamaged, StorageLocked
+from wan_diloco.errors import ConfigError, StateDamaged, StorageLocked
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.tape import LearnerAdmitted
 from wan_diloco.storage import JournalRef
