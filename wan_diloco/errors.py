@@ -35,6 +35,7 @@ __all__ = [
     "PeerUnavailable",
     "ProtocolError",
     "RemoteProtocolError",
+    "StateDamaged",
     "StorageError",
     "StorageLocked",
     "TransportError",
@@ -181,3 +182,9 @@ class JournalError(StorageError):
 
 class CheckpointError(StorageError):
     """A snapshot or checkpoint is missing, incomplete or doesn't match its digests."""
+
+
+class StateDamaged(StorageError):
+    """A run can't be taken up from what is on the disk, and won't be the next time either."""
+
+    exit_code = EXIT_CONFIG

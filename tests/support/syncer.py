@@ -45,7 +45,7 @@ def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False) -> Resto
         folder,
         resume=resume,
         maths=maths_of(config),
-        initial=model_tensors(build_model(config)),
+        initial=lambda: model_tensors(build_model(config)),
         keep_updates=config.syncer.keep_updates,
         agreement=config.agreement(),
     )

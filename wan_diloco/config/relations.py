@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from wan_diloco.config.addresses import exposed
 from wan_diloco.errors import ConfigError
+from wan_diloco.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,8 @@ __all__ = [
 
 # Each round costs a few messages a learner and a flush of the disk; that many fit into a step of 100 ms.
 _FRAGMENTS_A_STEP_MAX = 8
+# Of a parameter in the journal, where nothing is compressed; scales included.
+_CODEC_BITS = {"f32": 32.0, "bf16": 16.0, "int8": 8.125, "int4": 4.125, "e3m0": 4.125}
 
 
 def automatic_hidden(dim: int, multiple: int) -> int:
@@ -167,12 +170,22 @@ def _sync_warnings(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _journal_bytes(config: RunConfig) -> int:
+    """What a run writes into its journal: each region's contributions, and the publications."""
+    bits = _CODEC_BITS[config.wire.codec]
+    merges = config.total_steps / config.sync.period_steps
+    return int(config.model.num_parameters * bits / 8 * merges * (len(config.regions) + 1))
+
+
 def _other_warnings(config: RunConfig) -> Iterator[str]:
     outer, model = config.outer, config.model
     if outer.momentum_warmup_steps and not outer.momentum:
         yield "outer.momentum_warmup_steps has no effect while outer.momentum is 0"
     if outer.merge == "mean" and outer.mean_patterns != type(outer)().mean_patterns:
         yield "outer.mean_patterns has no effect with outer.merge = mean"
+    if config.syncer.journal_retention == "all":
+        size = format_size(_journal_bytes(config))
+        yield f"syncer.journal_retention = all drops nothing of the journal: about {size} by the end of the run"
     given = model.hidden != automatic_hidden(model.dim, model.ffn_multiple)
     if given and model.ffn_multiple != type(model)().ffn_multiple:
         yield "model.ffn_multiple has no effect when model.hidden is given"

@@ -295,6 +295,10 @@ class SyncerSettings(_Settings):
     snapshot_every_s: Duration = Field(default=30.0, gt=0.0, le=_YEAR_S, alias="snapshot_every")
     """Time between two snapshots; a restart replays the journal since the last."""
 
+    journal_retention: Literal["since-snapshot", "all"] = "since-snapshot"
+    """What is kept of the journal: what a restart needs from the two newest snapshots, or everything, so that
+    `wan-diloco replay` can do all merges of the run again."""
+
     keep_updates: int = Field(default=8, ge=1, le=1_000_000)
     """Updates of each fragment that are kept for learners that lag."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from wan_diloco.algorithm.layout import MergeRule, build_layout
 from wan_diloco.algorithm.parameters import tensor_specs, unique_parameters
@@ -44,7 +46,7 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def run_layout(config: RunConfig) -> Layout:
     """The fragments of the run's model; no weights are made for it."""
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutValues():
         model = Decoder(decoder_config(config))
     return build_layout(
         tensor_specs(unique_parameters(model, allow_meta=True)),
@@ -53,3 +55,15 @@ def run_layout(config: RunConfig) -> Layout:
         # The configuration says "whose name contains"; the layout takes shell patterns.
         mean_patterns=tuple(f"*{part}*" for part in config.outer.mean_patterns),
     )
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Draws no numbers for tensors that hold none: torch would import its compiler for that, which takes seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is torch.nn.init.normal_:
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)

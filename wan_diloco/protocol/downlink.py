@@ -62,6 +62,7 @@ class Downlink:
     codec: str
     lossless: bool
     _lines: dict[LearnerId, list[_Line]] = field(default_factory=dict)
+    _chains_from: dict[FragmentId, Version] = field(default_factory=dict)
 
     def connected(self, learner_id: LearnerId, *, new_life: bool) -> None:
         """A session began: nothing is under way on it, and nothing is known until it reports."""
@@ -91,6 +92,10 @@ class Downlink:
         """A transfer did not reach the learner."""
         if learner_id in self._lines:
             self._lines[learner_id][fragment_id].sending = None
+
+    def chain_lost(self, fragment_id: FragmentId, current: Version) -> None:
+        """A stored publication can't be read any more: who lacks one up to now gets the value instead."""
+        self._chains_from[fragment_id] = current
 
     def want_resync(self, learner_id: LearnerId, fragment_id: FragmentId) -> None:
         """The learner must take the published value whatever it has."""
@@ -132,8 +137,10 @@ class Downlink:
         return self._value(session, fragment_id, state, 0, notes)
 
     def _chain(self, has: Version, fragment_id: FragmentId, state: SyncerState) -> Sequence[StoredUpdate]:
-        """The stored publications from `has` to now; empty when the value is cheaper or some are gone."""
+        """The stored publications from `has` to now; empty when the value is cheaper, or some can't be had."""
         updates = state.updates[fragment_id]
+        if has < self._chains_from.get(fragment_id, has):
+            return []
         if self.lossless:
             return updates[-1:]
         chain = [update for update in updates if update.from_version >= has]

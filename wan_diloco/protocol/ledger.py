@@ -34,6 +34,7 @@ class DiscardReason(StrEnum):
     REFUSED = "refused"
     CRASHED = "crashed"
     SYNCER_LOST = "syncer_lost"
+    UNREADABLE = "unreadable"
     RUN_ENDED = "run_ended"
 
 
@@ -248,6 +249,22 @@ class Ledger:
         if interval.end is not None:
             life.ended[key.fragment_id].remove(interval)
         self._forget_if_done(key.learner_id, key.incarnation)
+
+    def unreadable(self, header: ContributionHeader) -> None:
+        """A journalled contribution's bytes are lost.
+
+        As long as its interval runs a later one of its key contains all of its work, and may come; or else, at the
+        next install, that work is lost.
+        """
+        key = header.key
+        interval = self._find(key)
+        assert interval is not None
+        assert interval.journalled is not None, "only what is journalled can't be read any more"
+        if interval.end is not None:
+            self.settled(header, DiscardReason.UNREADABLE)
+            return
+        interval.journalled, interval.named = None, False
+        interval.remainder = DiscardReason.UNREADABLE
 
     def refused(self, key: ContributionKey) -> None:
         """A contribution was refused whole: unless a later one of its key comes in, its work is lost."""

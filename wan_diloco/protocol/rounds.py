@@ -178,7 +178,7 @@ class RoundQueue:
 
     def add(self, fragment_id: FragmentId, due_step: GlobalStep) -> None:
         """A fragment is due; one that waits already keeps its place and takes the newer step."""
-        self._due[fragment_id] = due_step
+        self._due[fragment_id] = max(due_step, self._due.get(fragment_id, due_step))
 
     def pop(self, is_free: Callable[[FragmentId], bool]) -> tuple[FragmentId, GlobalStep] | None:
         """The oldest whose fragment has no round in progress."""

@@ -14,6 +14,7 @@ from wan_diloco.protocol.common_events import ShowReason, TimerFired
 from wan_diloco.protocol.grants import Ingress
 from wan_diloco.protocol.messages import (
     ContributionHeader,
+    ContributionKey,
     LearnerMessage,
     RefusalReason,
     SyncerMessage,
@@ -26,6 +27,7 @@ __all__ = [
     "AcceptUpload",
     "CallsRefused",
     "CloseSession",
+    "ContributionsUnreadable",
     "EndRun",
     "IngressChanged",
     "LearnerConnected",
@@ -146,11 +148,28 @@ class MergeFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionsUnreadable:
+    """A merge could not be done and never can be: the bytes of some of its contributions are damaged.
+
+    Attributes:
+        keys: Of those; at least one.
+    """
+
+    round_id: RoundId
+    keys: tuple[ContributionKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferBroken:
-    """An update did not reach the learner whole, while its session lives on."""
+    """An update did not reach the learner whole, while its session lives on.
+
+    Attributes:
+        unreadable: Since a publication of its chain can't be read any more.
+    """
 
     session: SessionId
     fragment_id: FragmentId
+    unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +189,7 @@ SyncerEvent = (
     | UploadFailed
     | MergeFinished
     | MergeFailed
+    | ContributionsUnreadable
     | TransferBroken
     | IngressChanged
     | TimerFired

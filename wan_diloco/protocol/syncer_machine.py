@@ -15,6 +15,7 @@ from typing import assert_never
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import (
     CallsRefused,
+    ContributionsUnreadable,
     EndRun,
     IngressChanged,
     LearnerConnected,
@@ -140,8 +141,12 @@ class SyncerMachine:
                 self.conductor.merged(event)
             case MergeFailed():
                 self.conductor.merge_failed(event, now_s)
+            case ContributionsUnreadable():
+                self.conductor.unreadable(event, now_s)
             case TransferBroken():
                 member = membership.of(event.session)
+                if event.unreadable:
+                    self.context.downlink.chain_lost(event.fragment_id, self.state.versions[event.fragment_id])
                 if member is not None:
                     self.context.downlink.broken(member.learner_id, event.fragment_id)
                     self.context.send_updates(member)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from wan_diloco.errors import LocalProtocolError
-from wan_diloco.protocol.events import MergeFailed, MergeFinished, StartMerge
+from wan_diloco.protocol.events import ContributionsUnreadable, MergeFailed, MergeFinished, StartMerge
 from wan_diloco.protocol.membership import Member
 from wan_diloco.protocol.messages import (
     ContributionHeader,
@@ -24,7 +24,7 @@ from wan_diloco.protocol.pacing import UPLINK_SHARE
 from wan_diloco.protocol.quorum import RoundView, Verdict, decide, smooth
 from wan_diloco.protocol.rounds import Candidates, OpenRound, RoundQueue, candidates, missing
 from wan_diloco.protocol.syncer_context import SyncerContext
-from wan_diloco.protocol.tape import ContributionDiscarded, FragmentPublished, RoundClosed
+from wan_diloco.protocol.tape import ContributionDiscarded, ContributionsLost, FragmentPublished, RoundClosed
 from wan_diloco.units import FragmentId, LearnerId, RoundId
 
 __all__ = ["RoundConductor"]
@@ -145,11 +145,7 @@ class RoundConductor:
         Raises:
             LocalProtocolError: No such round is being merged.
         """
-        closed = next(
-            (record for record in self.context.state.closed.values() if record.round_id == event.round_id), None
-        )
-        if closed is None:
-            raise LocalProtocolError(f"round {event.round_id} is not being merged")
+        closed = self._merging(event.round_id)
         record = FragmentPublished(
             round_id=event.round_id,
             fragment_id=closed.fragment_id,
@@ -171,6 +167,29 @@ class RoundConductor:
             if record.round_id == event.round_id:
                 self._retries[fragment_id] = now_s + _MERGE_RETRY_S
         self.context.show("storage", f"a merge could not be done and is tried again: {event.reason}")
+
+    def unreadable(self, event: ContributionsUnreadable, now_s: float) -> None:
+        """Contributions of a round are lost: the others are merged; where there are none it is opened anew.
+
+        Raises:
+            LocalProtocolError: No such round is being merged, or not with these.
+        """
+        closed = self._merging(event.round_id)
+        if not event.keys or not set(event.keys) <= {entry.header.key for entry in closed.entries}:
+            raise LocalProtocolError(f"round {event.round_id} doesn't merge {event.keys}")
+        fragment_id = closed.fragment_id
+        lost = ContributionsLost(round_id=closed.round_id, fragment_id=fragment_id, keys=event.keys)
+        self.context.record(lost, durable=True)
+        if fragment_id in self.context.state.closed:
+            self._start_merge(self.context.state.closed[fragment_id], now_s)
+        else:
+            self.queue.add(fragment_id, closed.global_step)
+
+    def _merging(self, round_id: RoundId) -> RoundClosed:
+        for closed in self.context.state.closed.values():
+            if closed.round_id == round_id:
+                return closed
+        raise LocalProtocolError(f"round {round_id} is not being merged")
 
     def observe_response(self, header: ContributionHeader, now_s: float) -> None:
         """How long a learner took, in time or late; but not how long it stood in its own queue."""

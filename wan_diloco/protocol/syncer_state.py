@@ -10,7 +10,7 @@ Owner: the syncer's machine.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger
@@ -18,6 +18,7 @@ from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, Me
 from wan_diloco.protocol.tape import (
     ContributionDiscarded,
     ContributionJournalled,
+    ContributionsLost,
     FragmentPublished,
     LearnerAdmitted,
     MembershipChanged,
@@ -96,7 +97,8 @@ class SyncerState:
         closed: Rounds that are closed and not yet published, by fragment.
         units: First data unit of each learner that isn't committed.
         global_step: At least this far.
-        due_steps: Of each fragment, the global step at which its last closed round was due; 0 before.
+        due_steps: Of each fragment, the global step at which its last closed round was due; 0 before. One less where
+            that round lost all that it had.
     """
 
     parameters: tuple[int, ...]
@@ -156,6 +158,8 @@ class SyncerState:
                 self._discarded(record)
             case RoundClosed():
                 self._closed(record)
+            case ContributionsLost():
+                self._lost(record)
             case FragmentPublished():
                 self._published(record)
             case ProgressNoted():
@@ -204,6 +208,19 @@ class SyncerState:
         self.due_steps[record.fragment_id] = record.global_step
         self.next_round = max(self.next_round, record.round_id + 1)
         self.global_step = max(self.global_step, record.global_step)
+
+    def _lost(self, record: ContributionsLost) -> None:
+        closed = self.closed[record.fragment_id]
+        for entry in closed.entries:
+            if entry.header.key in record.keys:
+                self.ledger.unreadable(entry.header)
+        left = tuple(entry for entry in closed.entries if entry.header.key not in record.keys)
+        if left:
+            self.closed[record.fragment_id] = replace(closed, entries=left)
+            return
+        del self.closed[record.fragment_id]
+        # It is due still, also for a process that knows nothing but this.
+        self.due_steps[record.fragment_id] = closed.global_step - 1
 
     def _published(self, record: FragmentPublished) -> None:
         fragment_id = record.fragment_id

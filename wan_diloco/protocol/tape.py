@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wan_diloco.protocol.messages import ContributionHeader, RefusalReason
+from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, RefusalReason
 from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, RoundId, Term, Version
 
 __all__ = [
     "ContributionDiscarded",
     "ContributionJournalled",
+    "ContributionsLost",
     "FragmentPublished",
     "LearnerAdmitted",
     "MembershipChanged",
@@ -142,6 +143,19 @@ class RoundClosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionsLost:
+    """Bytes of a closed round's contributions can't be read any more: it merges the others, or is opened anew.
+
+    Attributes:
+        keys: Of the contributions.
+    """
+
+    round_id: RoundId
+    fragment_id: FragmentId
+    keys: tuple[ContributionKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentPublished:
     """The new version of a fragment exists, with these bits."""
 
@@ -186,6 +200,7 @@ TapeRecord = (
     | ContributionJournalled
     | ContributionDiscarded
     | RoundClosed
+    | ContributionsLost
     | FragmentPublished
     | ProgressNoted
     | RunEnded

@@ -12,11 +12,14 @@ from wan_diloco.storage.atomic import (
     write_text,
 )
 from wan_diloco.storage.journal import SEGMENT_BYTES, Journal, JournalRef, Record, RecordHead, TornTail
-from wan_diloco.storage.lock import FolderLock
+from wan_diloco.storage.journal_reader import JournalReader
+from wan_diloco.storage.journal_reading import Damage
+from wan_diloco.storage.lock import FolderLock, owner_of
 from wan_diloco.storage.snapshot import (
     LatestSnapshot,
     SkippedSnapshot,
     Snapshot,
+    good_snapshots,
     keep_last,
     latest_snapshot,
     load_snapshot,
@@ -24,8 +27,10 @@ from wan_diloco.storage.snapshot import (
 
 __all__ = [
     "SEGMENT_BYTES",
+    "Damage",
     "FolderLock",
     "Journal",
+    "JournalReader",
     "JournalRef",
     "LatestSnapshot",
     "Record",
@@ -33,9 +38,11 @@ __all__ = [
     "SkippedSnapshot",
     "Snapshot",
     "TornTail",
+    "good_snapshots",
     "keep_last",
     "latest_snapshot",
     "load_snapshot",
+    "owner_of",
     "read_json",
     "remove_leftovers",
     "write_bytes",

@@ -66,7 +66,7 @@ def ensure_folder(folder: Path) -> None:
         ConfigError: It can't be created, isn't a folder, or isn't writable.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder)
         # access(2) says yes on some read-only mounts, so a file is really made.
         probe = folder / temporary_name("probe")
         os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
@@ -80,6 +80,18 @@ def ensure_folder(folder: Path) -> None:
         raise ConfigError(
             f"can't write into this folder: {exc.strerror or type(exc).__name__}", where=str(folder), hint=hint
         ) from exc
+
+
+def _make_folder(folder: Path) -> None:
+    missing: list[Path] = []
+    each = folder
+    while not each.exists() and each not in missing:
+        missing.append(each)
+        each = each.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        # A folder whose name a power cut takes away takes all with it that was flushed inside.
+        fsync_folder(made.parent)
 
 
 def fsync_folder(folder: Path) -> None:

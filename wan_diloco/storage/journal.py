@@ -7,9 +7,7 @@ never repairs anything but the torn tail of its last segment.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import re
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
@@ -25,27 +23,25 @@ from wan_diloco.storage.journal_format import (
     checksum,
     encode_segment_header,
 )
+from wan_diloco.storage.journal_reader import JournalReader, find_segments
 from wan_diloco.storage.journal_reading import (
+    Damage,
     JournalRef,
     Record,
     RecordHead,
-    check_segment_header,
     find_tail,
-    read_payload_into,
-    read_record,
-    scan,
+    header_damage,
+    holds_records,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
 __all__ = ["SEGMENT_BYTES", "Journal", "JournalRef", "Record", "RecordHead", "TornTail"]
 
 SEGMENT_BYTES: Final = 64 * 2**20
 
-_NAME: Final = re.compile(r"([0-9]{10,})\.journal")
 _KIND_MAX: Final = 2**32 - 1
 
 
@@ -66,76 +62,56 @@ class TornTail:
     problem: str
 
 
-class Journal:
-    """A folder of segments; made by `Journal.open`.
+class Journal(JournalReader):
+    """A folder of segments that grows; made by `Journal.open`.
 
     Thread: any. Records lie in the order in which `append` took them; a flush holds up nobody's `append`.
+
+    Attributes:
+        torn: What was cut off at the opening; None for nothing.
+        damaged: Parts of the last segment that were found damaged then; whoever needs them can't have them.
     """
 
-    def __init__(self, folder: Path, segments: Sequence[int], segment_bytes: int) -> None:
+    def __init__(self, folder: Path, found: Sequence[int], segment_bytes: int) -> None:
         """Not for callers: use `open`."""
-        self._folder = folder
+        super().__init__(folder, found)
         self._segment_bytes = segment_bytes
         # One flush at a time, so that none succeeds behind the back of one that fails. Taken before the other lock.
         self._flushing = threading.Lock()
-        self._lock = threading.Lock()  # owns everything below
-        # Replaced, never changed: who only wants to know them doesn't wait for the disk.
-        self._segments = tuple(segments)
-        self._descriptor = -1
-        self._tail = 0
         self._durable = 0
         self._failure = ""
-        # The sealed segment that was read last: its number, descriptor and length.
-        self._sealed: tuple[int, int, int] | None = None
         self.torn: TornTail | None = None
+        self.damaged: tuple[Damage, ...] = ()
 
     @classmethod
-    def open(cls, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> Self:
+    def open(cls, folder: Path, segment_bytes: int = SEGMENT_BYTES, *, holding: JournalRef | None = None) -> Self:
         """Open the journal in a folder, or begin one where there is none.
 
-        The last segment is read and checked whole, a torn tail is cut off and stands in `torn`.
-        Earlier segments are checked when they are read.
+        The last segment is read and checked whole, a torn tail is cut off and stands in `torn`, and other damage in
+        `damaged`. Earlier segments are checked when they are read; where one of them is missing, those before it are
+        `stray`.
 
         Args:
             folder: Created where missing; other files in it are left alone.
             segment_bytes: A new segment begins where a record would pass this size.
+            holding: A place that must be in it, or nothing is begun or cut.
 
         Raises:
             ConfigError: The folder can't be created or written.
-            JournalError: A segment is missing, or the last one is damaged before its tail.
+            JournalError: The last segment is another one, or of another format; or the place isn't there.
             StorageError: The system refused to read or write.
         """
         ensure_folder(folder)
-        with translated("can't read the journal in", folder):
-            found = sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
-        for before, after in itertools.pairwise(found):
-            if after != before + 1:
-                raise JournalError(f"the journal in {folder} has segments {before} and {after}, but none between")
+        found = find_segments(folder)
         journal = cls(folder, found, segment_bytes)
         if found:
-            journal._open_last()
+            journal._open_last(holding)
+        elif holding is not None:
+            raise JournalError(f"the journal in {folder} is gone")
         else:
             with translated("can't begin a journal in", folder):
                 journal._begin_segment(1)
         return journal
-
-    @property
-    def segments(self) -> tuple[int, ...]:
-        """Numbers of the segments that are there, the one that grows last.
-
-        Thread: any, the event loop's too: the lock is held while the disk is written to.
-        """
-        return self._segments
-
-    @property
-    def size_bytes(self) -> int:
-        """What all segments take on the disk.
-
-        Raises:
-            StorageError: A segment can't be looked at.
-        """
-        with self._lock, translated("can't look at the journal in", self._folder):
-            return sum(self._end_of(segment) for segment in self._segments)
 
     def append(self, kind: int, meta: bytes, payload: Sequence[Buffer] = ()) -> JournalRef:
         """Add one record; it is durable once `sync` has returned.
@@ -185,47 +161,6 @@ class Journal:
         with self._flushing:
             self._flush()
 
-    def read(self, ref: JournalRef) -> Record:
-        """The record at a place, payload included, checked by its checksums.
-
-        Raises:
-            JournalError: No such record is there, or it is damaged.
-            StorageError: The system refused.
-        """
-        with self._opened(ref.segment) as (descriptor, end):
-            return read_record(descriptor, ref, end)
-
-    def read_payload_into(self, ref: JournalRef, out: memoryview) -> int:
-        """Read a payload into memory that is there, checked by its checksum.
-
-        Args:
-            ref: Of a record without a meta part.
-            out: As long as the payload.
-
-        Returns:
-            The record's kind.
-
-        Raises:
-            JournalError: No such record is there, or it is damaged.
-            StorageError: The system refused.
-        """
-        with self._opened(ref.segment) as (descriptor, end):
-            return read_payload_into(descriptor, ref, end, out)
-
-    def records(self, *, verify_payload: bool = False) -> Iterator[tuple[JournalRef, RecordHead]]:
-        """Every record there is at the time of the call, in order, payloads left on the disk.
-
-        Args:
-            verify_payload: Read the payloads as well, only to check them.
-
-        Raises:
-            JournalError: A segment is damaged, or was dropped meanwhile.
-            StorageError: The system refused.
-        """
-        with self._lock, translated("can't read the journal in", self._folder):
-            ends = [(segment, self._end_of(segment)) for segment in self._segments]
-        return self._records(ends, verify_payload=verify_payload)
-
     def drop_segments_before(self, segment: int) -> list[int]:
         """Remove the segments below a number; the one that grows always stays.
 
@@ -240,6 +175,11 @@ class Journal:
             StorageError: The system refused; what is left is still one unbroken run.
         """
         dropped: list[int] = []
+        for oldest in [number for number in self.stray if number < segment]:
+            with translated("can't remove old segments in", self._folder):
+                self._path(oldest).unlink(missing_ok=True)
+            dropped.append(oldest)
+        self.stray = tuple(number for number in self.stray if number not in dropped)
         while True:
             with self._lock:
                 oldest = self._segments[0]
@@ -264,68 +204,17 @@ class Journal:
             self._forget_sealed()
             self._failure = self._failure or f"the journal in {self._folder} is closed"
 
-    def __enter__(self) -> Self:
-        """The journal itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
-
-    def _path(self, segment: int) -> Path:
-        return self._folder / f"{segment:010d}.journal"
-
-    @contextlib.contextmanager
-    def _opened(self, segment: int) -> Iterator[tuple[int, int]]:
-        """A segment's file and where its last record ends; no lock is held while it is read.
-
-        Chunks are small on slow links, and to open a file by its name takes longer than to read one: what is lent is a
-        duplicate, that stays good when the journal closes its own.
-        """
-        with self._lock, translated("can't read", self._path(segment)):
-            if segment not in self._segments:
-                raise JournalError(f"the journal in {self._folder} has no segment {segment}")
-            own, end = self._to_read(segment)
-            descriptor = os.dup(own)
-        try:
-            yield descriptor, end
-        finally:
-            os.close(descriptor)
-
-    def _to_read(self, segment: int) -> tuple[int, int]:
-        """A segment's descriptor, and where its last record ends."""
-        if segment == self._segments[-1] and self._descriptor >= 0:
-            return self._descriptor, self._tail
-        if self._sealed is None or self._sealed[0] != segment:
-            path = self._path(segment)
-            end = path.stat().st_size
-            descriptor = os.open(path, os.O_RDONLY)
-            self._forget_sealed()
-            self._sealed = (segment, descriptor, end)
-        _, descriptor, end = self._sealed
-        return descriptor, end
-
-    def _forget_sealed(self) -> None:
-        if self._sealed is not None:
-            os.close(self._sealed[1])
-        self._sealed = None
-
     def _check_usable(self) -> None:
         if self._failure:
             raise StorageError(self._failure)
 
-    def _end_of(self, segment: int) -> int:
-        # A sealed segment ends where its file does, the growing one before a record that is being written.
-        return self._tail if segment == self._segments[-1] else self._path(segment).stat().st_size
-
-    def _open_last(self) -> None:
+    def _open_last(self, holding: JournalRef | None) -> None:
         segment = self._segments[-1]
         path = self._path(segment)
         with translated("can't open", path):
             size_bytes = path.stat().st_size
             if size_bytes < SEGMENT_HEADER_BYTES:
+                self._require(holding)
                 # A crash came while the segment was begun, and it holds no record yet.
                 self._begin_segment(segment)
                 self.torn = TornTail(
@@ -336,14 +225,31 @@ class Journal:
                 )
                 return
             with path.open("rb") as file:
-                check_segment_header(file, segment)
-                end, problem = find_tail(file, segment, size_bytes)
+                damaged = header_damage(file, segment)
+                if damaged is not None and not holds_records(file, segment, size_bytes):
+                    raise damaged.error()
+                tail = find_tail(file, segment, size_bytes)
+            self._tail = self._durable = tail.end
+            self._require(holding)
             self._descriptor = os.open(path, os.O_RDWR)
-            if end < size_bytes:
-                os.ftruncate(self._descriptor, end)
-                self.torn = TornTail(segment=segment, offset=end, dropped_bytes=size_bytes - end, problem=problem)
+            if damaged is not None:
+                # The records prove which segment it is, and nothing else stands there.
+                write_all(self._descriptor, [encode_segment_header(segment)], 0)
+            if tail.end < size_bytes:
+                os.ftruncate(self._descriptor, tail.end)
+                self.torn = TornTail(
+                    segment=segment, offset=tail.end, dropped_bytes=size_bytes - tail.end, problem=tail.problem
+                )
             os.fsync(self._descriptor)
-        self._tail = self._durable = end
+        self.damaged = tail.damaged if damaged is None else (damaged, *tail.damaged)
+
+    def _require(self, place: JournalRef | None) -> None:
+        if place is not None and not self.reaches(place):
+            end = place.offset + place.length
+            raise JournalError(
+                f"the journal in {self._folder} should hold segment {place.segment} up to {end} at least, and it has "
+                f"segments {self._segments[0]} to {self._segments[-1]}, the last up to {self._tail}"
+            )
 
     def _begin_segment(self, segment: int) -> None:
         path = self._path(segment)
@@ -375,6 +281,10 @@ class Journal:
                     return
                 self._flush_up_to(self._descriptor, self._tail)
                 with translated("can't begin a new segment in", self._folder):
+                    if os.fstat(self._descriptor).st_size > self._tail:
+                        # The disk took neither a record nor the cut after it; a sealed one ends where its file does.
+                        os.ftruncate(self._descriptor, self._tail)
+                        os.fsync(self._descriptor)
                     self._begin_segment(segment + 1)
 
     def _write(self, head: bytes, meta: bytes, views: list[memoryview]) -> JournalRef:
@@ -410,10 +320,3 @@ class Journal:
             )
             raise StorageError(self._failure) from exc
         self._durable = tail
-
-    def _records(self, ends: list[tuple[int, int]], *, verify_payload: bool) -> Iterator[tuple[JournalRef, RecordHead]]:
-        for segment, end in ends:
-            path = self._path(segment)
-            with translated("can't read", path), path.open("rb") as file:
-                check_segment_header(file, segment)
-                yield from scan(file, segment, end, verify_payload=verify_payload)

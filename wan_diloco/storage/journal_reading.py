@@ -1,7 +1,7 @@
 """Reading one segment of a journal: record after record, and what to make of bytes that are none.
 
-Reads only; the journal decides what to cut. Memory is bounded by one record's meta part, or by the
-one payload that was asked for, whatever the bytes claim.
+Reads only; the journal decides what to cut, and its caller what can be done without. Memory is bounded by
+one record's meta part, or by the one payload that was asked for, whatever the bytes claim.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "Damage",
     "JournalRef",
     "Record",
     "RecordHead",
-    "check_segment_header",
+    "Tail",
     "damage",
     "find_tail",
+    "header_damage",
+    "holds_records",
     "read_payload_into",
     "read_record",
-    "scan",
+    "survey",
 ]
 
 _PIECE_BYTES: Final = 2**20
@@ -85,46 +88,93 @@ class RecordHead:
     payload_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A part of a segment that isn't what was written there.
+
+    Attributes:
+        segment: Number of the segment.
+        start, end: The part; what comes behind it is to be believed again.
+        kind: Of the one record in it; None where not even its header is to be believed.
+        problem: What is wrong.
+    """
+
+    segment: int
+    start: int
+    end: int
+    kind: int | None
+    problem: str
+
+    def error(self) -> JournalError:
+        """The error that names the place."""
+        return damage(self.segment, self.start, self.problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """How the last segment ends.
+
+    Attributes:
+        end: Of what is to be kept.
+        problem: What is wrong behind it; empty where nothing is there.
+        damaged: Parts before it that had been flushed and aren't what they were.
+    """
+
+    end: int
+    problem: str
+    damaged: tuple[Damage, ...]
+
+
 def damage(segment: int, offset: int, problem: str) -> JournalError:
     """The error that names a place in the journal."""
     return JournalError(f"the journal is damaged in segment {segment} at offset {offset}: {problem}")
 
 
-def check_segment_header(file: BinaryIO, segment: int) -> None:
-    """See that the file starts as this segment does.
-
-    Raises:
-        JournalError: It doesn't.
-    """
+def header_damage(file: BinaryIO, segment: int) -> Damage | None:
+    """What is wrong with a segment's first bytes; they say nothing that its name doesn't."""
     file.seek(0)
     problem = segment_header_problem(file.read(SEGMENT_HEADER_BYTES), segment)
-    if problem:
-        raise damage(segment, 0, problem)
+    return Damage(segment=segment, start=0, end=SEGMENT_HEADER_BYTES, kind=None, problem=problem) if problem else None
 
 
-def scan(
-    file: BinaryIO, segment: int, size_bytes: int, *, verify_payload: bool
-) -> Iterator[tuple[JournalRef, RecordHead]]:
-    """Every record of a segment, in order.
+def holds_records(file: BinaryIO, segment: int, size_bytes: int) -> bool:
+    """Whether there is a record of just this segment in the file, whatever its first bytes say."""
+    return _next_header(file, segment, SEGMENT_HEADER_BYTES, size_bytes) < size_bytes
+
+
+def survey(
+    file: BinaryIO, segment: int, start: int, size_bytes: int, *, verify_payload: bool
+) -> Iterator[tuple[JournalRef, RecordHead] | Damage]:
+    """Every record of a segment, in order, and between them what is none.
+
+    A header is believed only at its own place, so that reading goes on behind damage.
 
     Args:
-        file: The segment.
+        file: The segment; may be used otherwise between two items.
         segment: Its number.
+        start: Where a record begins.
         size_bytes: Where its last record ends.
         verify_payload: Whether payloads are read for their checksum.
-
-    Raises:
-        JournalError: Something before `size_bytes` is no record; the sentence names the place.
     """
-    offset = SEGMENT_HEADER_BYTES
+    offset = start
     while offset < size_bytes:
-        header = _read_header(file, segment, offset, size_bytes)
-        meta = _read_meta(file, segment, offset, header)
-        if verify_payload:
-            _check_payload(file, segment, offset, header)
-        head = RecordHead(kind=header.kind, meta=meta, payload_bytes=header.payload_bytes)
-        yield JournalRef(segment, offset, header.record_bytes), head
-        offset += header.record_bytes
+        header = _header_of(file, segment, offset)
+        if header is None:
+            behind = _next_header(file, segment, offset + 1, size_bytes)
+            yield Damage(segment=segment, start=offset, end=behind, kind=None, problem="no record starts there")
+            offset = behind
+            continue
+        end = offset + header.record_bytes
+        problem = f"the record needs {header.record_bytes} bytes and is cut off" if end > size_bytes else ""
+        meta = b"" if problem else file.read(header.meta_bytes)
+        problem = problem or _problem_of(file, header, meta, verify_payload=verify_payload)
+        if problem:
+            end = min(end, size_bytes)
+            yield Damage(segment=segment, start=offset, end=end, kind=header.kind, problem=problem)
+        else:
+            head = RecordHead(kind=header.kind, meta=meta, payload_bytes=header.payload_bytes)
+            yield JournalRef(segment, offset, header.record_bytes), head
+        offset = end
 
 
 def read_record(descriptor: int, ref: JournalRef, size_bytes: int) -> Record:
@@ -171,48 +221,53 @@ def read_payload_into(descriptor: int, ref: JournalRef, size_bytes: int, out: me
     return header.kind
 
 
-def find_tail(file: BinaryIO, segment: int, size_bytes: int) -> tuple[int, str]:
-    """Where the last whole record of the last segment ends.
+def find_tail(file: BinaryIO, segment: int, size_bytes: int) -> Tail:
+    """Where the last segment ends, and what before that was damaged.
 
     A record that isn't whole is a torn tail if nothing shows that it had ever been flushed: a crash
     may lose any of the pages after the last flush, in any order. If a later record says that the
     broken one was flushed before, it was damaged afterwards.
-
-    Returns:
-        The end of what is whole, and what is wrong behind it (empty where nothing is).
-
-    Raises:
-        JournalError: A record that had been flushed is damaged.
     """
     end = SEGMENT_HEADER_BYTES
-    try:
-        for ref, _ in scan(file, segment, size_bytes, verify_payload=True):
-            end = ref.offset + ref.length
-    except JournalError as exc:
-        if _flushed_up_to(file, segment, end, size_bytes) > end:
-            raise
-        return end, str(exc)
-    return end, ""
+    flushed: int | None = None
+    damaged: list[Damage] = []
+    for item in survey(file, segment, SEGMENT_HEADER_BYTES, size_bytes, verify_payload=True):
+        if not isinstance(item, Damage):
+            end = item[0].offset + item[0].length
+            continue
+        if flushed is None:
+            # No header promises more than what lies before it: what is promised is promised behind each damage.
+            flushed = max((header.durable_offset for _, header in _headers(file, segment, end, size_bytes)), default=0)
+        if item.start >= flushed:
+            return Tail(end=end, problem=str(item.error()), damaged=tuple(damaged))
+        damaged.append(item)
+        end = item.end
+    return Tail(end=end, problem="", damaged=tuple(damaged))
 
 
-def _flushed_up_to(file: BinaryIO, segment: int, offset: int, size_bytes: int) -> int:
-    # The highest promise of any believable header behind a broken record. Only headers are looked at.
-    highest = 0
-    file.seek(offset)
+def _next_header(file: BinaryIO, segment: int, offset: int, size_bytes: int) -> int:
+    """Where the next header is that can be believed; the end where there is none."""
+    return next((place for place, _ in _headers(file, segment, offset, size_bytes)), size_bytes)
+
+
+def _headers(file: BinaryIO, segment: int, offset: int, size_bytes: int) -> Iterator[tuple[int, RecordHeader]]:
+    """Every believable header in a part of a segment; nothing else is looked at."""
     position = offset
     overlap = b""
-    while position < size_bytes and (piece := file.read(min(_PIECE_BYTES, size_bytes - position))):
+    while position < size_bytes:
+        file.seek(position)
+        if not (piece := file.read(min(_PIECE_BYTES, size_bytes - position))):
+            return
         window = overlap + piece
         start = position - len(overlap)
         at = window.find(RECORD_MAGIC)
         while 0 <= at <= len(window) - RECORD_HEADER_BYTES:
             header = decode_record_header(window[at : at + RECORD_HEADER_BYTES], segment, start + at)
             if header is not None:
-                highest = max(highest, header.durable_offset)
+                yield start + at, header
             at = window.find(RECORD_MAGIC, at + 1)
         position += len(piece)
         overlap = window[-(RECORD_HEADER_BYTES - 1) :]
-    return highest
 
 
 def _header_at(descriptor: int, ref: JournalRef, size_bytes: int) -> RecordHeader:
@@ -250,30 +305,23 @@ def _check_sums(ref: JournalRef, header: RecordHeader, meta: bytes, payload: Buf
         raise damage(ref.segment, ref.offset, "the payload doesn't match its checksum")
 
 
-def _read_header(file: BinaryIO, segment: int, offset: int, size_bytes: int) -> RecordHeader:
+def _header_of(file: BinaryIO, segment: int, offset: int) -> RecordHeader | None:
     file.seek(offset)
-    header = decode_record_header(file.read(RECORD_HEADER_BYTES), segment, offset)
-    if header is None:
-        raise damage(segment, offset, "no record starts there")
-    if offset + header.record_bytes > size_bytes:
-        raise damage(segment, offset, f"the record needs {header.record_bytes} bytes and is cut off")
-    return header
+    return decode_record_header(file.read(RECORD_HEADER_BYTES), segment, offset)
 
 
-def _read_meta(file: BinaryIO, segment: int, offset: int, header: RecordHeader) -> bytes:
-    meta = file.read(header.meta_bytes)
-    if len(meta) != header.meta_bytes or checksum((meta,)) != header.meta_sum:
-        raise damage(segment, offset, "the meta part doesn't match its checksum")
-    return meta
+def _problem_of(file: BinaryIO, header: RecordHeader, meta: bytes, *, verify_payload: bool) -> str:
+    """What is wrong with a record whose meta part has just been read."""
 
-
-def _check_payload(file: BinaryIO, segment: int, offset: int, header: RecordHeader) -> None:
     def pieces() -> Iterator[bytes]:
         left = header.payload_bytes
         while left and (piece := file.read(min(_PIECE_BYTES, left))):
             left -= len(piece)
             yield piece
 
+    if len(meta) != header.meta_bytes or checksum((meta,)) != header.meta_sum:
+        return "the meta part doesn't match its checksum"
     # What is cut off has another sum as well.
-    if checksum(pieces()) != header.payload_sum:
-        raise damage(segment, offset, "the payload doesn't match its checksum")
+    if verify_payload and checksum(pieces()) != header.payload_sum:
+        return "the payload doesn't match its checksum"
+    return ""

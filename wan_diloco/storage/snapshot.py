@@ -42,6 +42,7 @@ __all__ = [
     "LatestSnapshot",
     "SkippedSnapshot",
     "Snapshot",
+    "good_snapshots",
     "keep_last",
     "latest_snapshot",
     "load_snapshot",
@@ -167,6 +168,19 @@ def latest_snapshot(folder: Path) -> LatestSnapshot | None:
         problems = "; ".join(item.problem for item in skipped)
         raise CheckpointError(f"none of the {len(skipped)} snapshots in {folder} is good: {problems}")
     return None
+
+
+def good_snapshots(folder: Path) -> dict[str, dict[str, Any]]:
+    """Names and manifests of the snapshots whose digests are right, oldest first.
+
+    Raises:
+        StorageError: The folder can't be listed.
+    """
+    good = {}
+    for name in _names(folder):
+        with contextlib.suppress(CheckpointError):
+            good[name] = _verified_manifest(folder / name)
+    return good
 
 
 def keep_last(folder: Path, k: int, known: Container[str] = ()) -> list[str]:

@@ -172,7 +172,7 @@ class TapeMirror:
 
 
 class JournalKeeper:
-    """Appends and reads for the service; all appending happens in the journal's own thread.
+    """Appends and reads for the service; the tape is written and flushed in the journal's own thread.
 
     Owner: the event loop; every method but `read` is called from it.
 
@@ -297,7 +297,8 @@ class JournalKeeper:
         claim = self.claim()
         claim.begin()
         try:
-            ref = await in_executor(self._workers.journal, lambda: self.journal.append(kind, line, payload))
+            # Not behind a flush that is under way, so that the next one has all that came meanwhile.
+            ref = await in_executor(self._workers.intake, lambda: self.journal.append(kind, line, payload))
         finally:
             claim.release()
         place = format_ref(ref, oldest)

@@ -24,7 +24,7 @@ from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, ConfigError, S
 from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine
-from wan_diloco.protocol.tape import FragmentPublished, RoundClosed
+from wan_diloco.protocol.tape import ContributionsLost, FragmentPublished, RoundClosed
 from wan_diloco.storage import write_text
 from wan_diloco.syncer.conclusion import conclude, withdraw_interim
 from wan_diloco.syncer.evaluation import Curve
@@ -55,6 +55,10 @@ __all__ = ["build_service", "run_syncer"]
 
 _GRACE_S: Final = 2.0
 _LOG: Final = get_logger("syncer")
+_RETENTION: Final = {
+    "since-snapshot": "the journal is kept as far as a restart from the two newest snapshots needs it",
+    "all": "nothing of the journal is dropped, and it grows as long as the run does",
+}
 _EXIT_CODES: Final = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
 
 
@@ -87,17 +91,15 @@ def run_syncer(
     # One thread for one operation: parallelism comes from fragments, and the learners need the rest.
     torch.set_num_threads(1)
     clock = SystemClock()
-    model = build_model(config)
     maths = run_maths(config, run_layout(config))
     restored = open_state(
         run_folder / "state",
         resume=resume,
         maths=maths,
-        initial=model_tensors(model),
+        initial=lambda: model_tensors(build_model(config)),
         keep_updates=config.syncer.keep_updates,
         agreement=config.agreement(),
     )
-    del model
     give_back_freed_memory()
     with contextlib.ExitStack() as held:
         held.callback(restored.lock.release)
@@ -120,6 +122,7 @@ def run_syncer(
             evaluate=True,
             input_log=input_log,
         )
+        _LOG.info("journal_retention", detail=_RETENTION[config.syncer.journal_retention])
         # What is there now stays: to look through it for garbage again and again would hold the loop up.
         gc.collect()
         gc.freeze()
@@ -203,6 +206,7 @@ def build_service(
                 sequence=newest_sequence(snapshots),
                 # Nothing that is there now is needed less than that.
                 floor=restored.journal.segments[0],
+                keep_journal=config.syncer.journal_retention == "all",
             ),
             observer=observer,
             workers=workers,
@@ -227,7 +231,7 @@ def _observer(
     # A process that is killed may leave the tape further on than the metrics.
     told = {line.record.round_id for line in earlier if isinstance(line.record, RoundRecord)}
     for record in (*restored.state.closed.values(), *restored.tape):
-        if isinstance(record, RoundClosed | FragmentPublished) and record.round_id not in told:
+        if isinstance(record, RoundClosed | ContributionsLost | FragmentPublished) and record.round_id not in told:
             observer.recorded(record)
     return observer
 

@@ -2,19 +2,26 @@
 
 A merge changes the fragment's tensors in place, and reads everything that it needs before. What it made waits here
 until its record is durable; only then is it the store's. When the disk didn't take the publication, the round is tried
-again with what was made: it can't be made twice.
+again with what was made: it can't be made twice. What is damaged on the disk stays so: the machine decides without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from wan_diloco.errors import RemoteProtocolError, StorageError
-from wan_diloco.protocol.events import MergeFailed, MergeFinished, StartMerge, SyncerEvent
+from wan_diloco.errors import JournalError, RemoteProtocolError, StorageError
+from wan_diloco.protocol.events import (
+    ContributionsUnreadable,
+    MergeFailed,
+    MergeFinished,
+    StartMerge,
+    SyncerEvent,
+)
+from wan_diloco.protocol.messages import ContributionKey
 from wan_diloco.protocol.tape import FragmentPublished
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths, MergedFragment
 from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, JournalKeeper
-from wan_diloco.syncer.payloads import merge_sources
+from wan_diloco.syncer.payloads import merge_sources, unreadable
 from wan_diloco.syncer.updates import Packing, Updates, frames_bytes
 from wan_diloco.syncer.workers import Workers, in_executor
 from wan_diloco.transport.interface import Frames
@@ -35,7 +42,7 @@ class Merges:
         updates: Is given the packed form of what is published.
         packing: How it is packed.
         workers: Where it runs.
-        emit: Takes `MergeFinished` or `MergeFailed`.
+        emit: Takes `MergeFinished`, `MergeFailed` or `ContributionsUnreadable`.
         report: Told what the operator should know: a topic, and a sentence.
 
     Attributes:
@@ -89,7 +96,10 @@ class Merges:
             ref = await self._keeper.append(KIND_PUBLICATION, meta, parts)
         except (StorageError, RemoteProtocolError) as exc:
             await in_executor(self._workers.journal, self._keeper.check)
-            self._emit(MergeFailed(round_id=effect.round_id, reason=str(exc)))
+            # Looked at a second time: what can be read then was not damaged.
+            lost = await self._unreadable(effect) if isinstance(exc, JournalError) else ()
+            failed = MergeFailed(round_id=effect.round_id, reason=str(exc))
+            self._emit(ContributionsUnreadable(round_id=effect.round_id, keys=lost) if lost else failed)
             return
         self._unrecorded.add(effect.round_id)
         self._emit(
@@ -102,6 +112,13 @@ class Merges:
                 update_bytes=frames_bytes(frames),
             )
         )
+
+    async def _unreadable(self, effect: StartMerge) -> tuple[ContributionKey, ...]:
+        sizes, journal = self._maths.sizes(effect.fragment_id), self._keeper.journal
+        try:
+            return await in_executor(self._workers.maths, lambda: unreadable(journal, sizes, effect.entries))
+        except StorageError:
+            return ()
 
     async def _make(self, effect: StartMerge) -> tuple[MergedFragment, int, Frames]:
         value = self._store.take(effect.fragment_id, copy=self.on_copies)

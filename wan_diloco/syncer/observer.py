@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from wan_diloco.clock import Clock
 from wan_diloco.protocol.messages import Report
 from wan_diloco.protocol.status import Status
 from wan_diloco.protocol.tape import (
+    ContributionsLost,
     FragmentPublished,
     LearnerAdmitted,
     MembershipChanged,
@@ -137,6 +138,8 @@ class Observer:
                 self._membership({learner_id for learner_id, _ in record.anchors})
             case RoundClosed():
                 self._rounds[record.round_id] = _Round(closed=record, closed_s=self._clock.now_s())
+            case ContributionsLost():
+                self._lost(record)
             case FragmentPublished():
                 self._published(record)
             case _:
@@ -277,6 +280,16 @@ class Observer:
         for learner_id in sorted(live - self._live - self._new):
             self.event("learner_back", f"{learner_id}: heard again, the same life")
         self._live, self._new = live, set()
+
+    def _lost(self, record: ContributionsLost) -> None:
+        names = ", ".join(key.learner_id for key in record.keys)
+        text = f"round {record.round_id}: what came from {names} can't be read from the disk any more, and is discarded"
+        self.event("contributions_lost", text)
+        if (round_ := self._rounds.get(record.round_id)) is not None:
+            left = tuple(entry for entry in round_.closed.entries if entry.header.key not in record.keys)
+            round_.closed = replace(round_.closed, entries=left)
+            if not left:
+                del self._rounds[record.round_id]
 
     def _published(self, record: FragmentPublished) -> None:
         known = self._rounds.pop(record.round_id, None)

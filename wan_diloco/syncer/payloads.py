@@ -16,7 +16,7 @@ import numpy as np
 
 from wan_diloco.algorithm.codec import PayloadSizes
 from wan_diloco.errors import JournalError
-from wan_diloco.storage import Journal, JournalRef
+from wan_diloco.storage import JournalReader, JournalRef
 from wan_diloco.syncer.fragments_store import InspectedSource
 from wan_diloco.syncer.journal_keeper import KIND_CHUNK, KIND_CONTRIBUTION, format_ref, parse_ref
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from wan_diloco.protocol.messages import ContributionKey
     from wan_diloco.protocol.tape import MergeEntry
 
-__all__ = ["StoredChunk", "StoredPayload", "contribution_meta", "merge_sources"]
+__all__ = ["StoredChunk", "StoredPayload", "contribution_meta", "merge_sources", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class StoredPayload:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: JournalReader,
         sizes: PayloadSizes,
         chunks: Sequence[StoredChunk],
         held: bytes | memoryview = b"",
@@ -92,7 +93,7 @@ class StoredPayload:
         self._held_index = -1 if chunks else 0
 
     @classmethod
-    def open(cls, journal: Journal, ref: str, sizes: PayloadSizes) -> Self:
+    def open(cls, journal: JournalReader, ref: str, sizes: PayloadSizes) -> Self:
         """A contribution's payload; of the payload nothing is read that isn't in the contribution's own record.
 
         Args:
@@ -143,6 +144,16 @@ class StoredPayload:
         self._row_into(self._sizes.codes_bytes, out)
         return out
 
+    def check(self) -> None:
+        """Read all of it, only to see that it can be.
+
+        Raises:
+            JournalError: A chunk is damaged.
+            StorageError: The system refused.
+        """
+        for index in range(len(self._chunks)):
+            self._hold(index)
+
     def _row_into(self, start: int, out: NDArray[np.uint8]) -> None:
         end = start + out.size
         index = bisect_right(self._starts, start) - 1
@@ -174,7 +185,7 @@ class StoredPayload:
 
 
 def merge_sources(
-    journal: Journal, sizes: PayloadSizes, entries: Sequence[MergeEntry]
+    journal: JournalReader, sizes: PayloadSizes, entries: Sequence[MergeEntry]
 ) -> list[tuple[MergeEntry, InspectedSource]]:
     """What a merge is given: each entry with its payload, in the order of the entries.
 
@@ -184,6 +195,23 @@ def merge_sources(
     """
     sources = [(entry, StoredPayload.open(journal, entry.ref, sizes)) for entry in entries]
     return [(entry, InspectedSource(source=stored, norms=stored.norms)) for entry, stored in sources]
+
+
+def unreadable(
+    journal: JournalReader, sizes: PayloadSizes, entries: Sequence[MergeEntry]
+) -> tuple[ContributionKey, ...]:
+    """Keys of the entries whose payloads are damaged.
+
+    Raises:
+        StorageError: The system refused, which says nothing about what is on the disk.
+    """
+    lost = []
+    for entry in entries:
+        try:
+            StoredPayload.open(journal, entry.ref, sizes).check()
+        except JournalError:
+            lost.append(entry.header.key)
+    return tuple(lost)
 
 
 def _parts_of(meta: bytes, ref: str) -> tuple[list[StoredChunk], list[float]]:

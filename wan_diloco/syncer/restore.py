@@ -4,29 +4,25 @@
     state/journal/       tape, chunks of contributions, contributions, publications
     state/snapshots/     all values, the machine's state, and up to where the tape is in it
 
-Taking up: the newest good snapshot, then the tape after it. A merge is done again from the journalled
-contributions, since exact value and momentum are stored nowhere else; the published value comes from the
-stored bytes, which learners may have already, and must have the digest on the tape.
+Taking up: the newest good snapshot, then the tape after it (`replay`). Damage to what nobody needs any more
+is said; damage to what is needed ends the process for good, since the next one would find the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from wan_diloco.algorithm.publication import digest
-from wan_diloco.errors import CheckpointError, ConfigError, DecodeError, JournalError
-from wan_diloco.protocol import serial
+from wan_diloco.errors import CheckpointError, ConfigError, JournalError, StateDamaged
 from wan_diloco.protocol.admission import differing_setting
-from wan_diloco.protocol.state_json import state_from_json, state_to_json
+from wan_diloco.protocol.state_json import state_to_json
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import FragmentPublished, RoundClosed, TapeRecord
+from wan_diloco.protocol.tape import TapeRecord
 from wan_diloco.storage import (
+    Damage,
     FolderLock,
     Journal,
     JournalRef,
@@ -36,19 +32,21 @@ from wan_diloco.storage import (
     remove_leftovers,
 )
 from wan_diloco.storage.filesystem import ensure_folder
-from wan_diloco.syncer.fragments_store import FragmentStore, Maths, MergedFragment, snapshot_tensors
-from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, KIND_TAPE, parse_ref
-from wan_diloco.syncer.payloads import merge_sources
-from wan_diloco.units import FragmentId
+from wan_diloco.syncer.fragments_store import FragmentStore, Maths, snapshot_tensors
+from wan_diloco.syncer.replay import Difference, TapeReplay, restored_state, snapshot_place, tape_after
 
 if TYPE_CHECKING:
     import torch
 
-    from wan_diloco.algorithm.codec import Payload
-
 __all__ = ["Restored", "open_state", "snapshot_manifest", "snapshot_name", "state_refs"]
 
 _PURPOSE: Final = "syncer"
+_HELP: Final = (
+    "Put back a copy of that file, or of the whole folder; where there is none, `wan-diloco export` writes the model "
+    "of the newest good snapshot, and another run can begin in another folder"
+)
+# Where the tape of a run begins that has no record yet.
+_BEGINNING: Final = JournalRef(1, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,7 @@ def open_state(
     *,
     resume: bool,
     maths: Maths,
-    initial: Mapping[str, torch.Tensor],
+    initial: Callable[[], Mapping[str, torch.Tensor]],
     keep_updates: int,
     agreement: tuple[tuple[str, str], ...],
 ) -> Restored:
@@ -121,17 +119,30 @@ def open_state(
         resume: Whether a run that is in it may be taken up. With none in it, one begins all the same, so
             that a supervisor may always ask for it.
         maths: Of the run's layout.
-        initial: The initial weights, by canonical name.
+        initial: Makes the initial weights, by canonical name; not called where there is a run already.
         keep_updates: Publications that the state keeps of each fragment.
         agreement: The settings that all ends share; another run's state is refused.
 
     Raises:
         StorageLocked: Another process has the folder.
         ConfigError: There is a run in it and `resume` is false, or it is a run with other settings.
-        CheckpointError: No snapshot is good, or the journal doesn't lead from it to where the tape says.
-        JournalError: The journal is damaged.
+        StateDamaged: No snapshot is good, or the journal doesn't lead on from it any more.
         StorageError: The system refused.
     """
+    try:
+        return _open_state(folder, resume, maths, initial, keep_updates, agreement)
+    except (JournalError, CheckpointError) as exc:
+        raise StateDamaged(f"the run in {folder} can't be taken up: {exc}. {_HELP}") from exc
+
+
+def _open_state(
+    folder: Path,
+    resume: bool,
+    maths: Maths,
+    initial: Callable[[], Mapping[str, torch.Tensor]],
+    keep_updates: int,
+    agreement: tuple[tuple[str, str], ...],
+) -> Restored:
     lock = FolderLock(folder, _PURPOSE)
     with contextlib.ExitStack() as opened:
         opened.enter_context(lock)
@@ -143,10 +154,13 @@ def open_state(
             raise ConfigError(
                 "there is a run in this folder already", where=str(folder), hint="give --resume to take it up"
             )
+        holding = None
         if latest is not None:
             # Before the journal is opened, which may cut a torn tail off.
             _require_same(latest, agreement)
-        journal = opened.enter_context(Journal.open(folder / "journal"))
+            # Places that were used before must not be used again: the next restart would skip what stands there.
+            holding = snapshot_place(latest.snapshot.manifest) or _BEGINNING
+        journal = opened.enter_context(Journal.open(folder / "journal", holding=holding))
         restored = (
             _begin(folder, lock, journal, maths, initial, keep_updates, agreement)
             if latest is None
@@ -162,13 +176,13 @@ def _begin(
     lock: FolderLock,
     journal: Journal,
     maths: Maths,
-    initial: Mapping[str, torch.Tensor],
+    initial: Callable[[], Mapping[str, torch.Tensor]],
     keep_updates: int,
     agreement: tuple[tuple[str, str], ...],
 ) -> Restored:
     if next(iter(journal.records()), None) is not None:
         raise CheckpointError(f"{folder} has a journal and no snapshot: what it builds on is missing")
-    store = FragmentStore.fresh(maths.layout, initial)
+    store = FragmentStore.fresh(maths.layout, initial())
     values = store.values()
     state = SyncerState(
         parameters=tuple(fragment.numel for fragment in maths.layout.fragments),
@@ -199,23 +213,29 @@ def _require_same(latest: LatestSnapshot, agreement: tuple[tuple[str, str], ...]
 
 
 def _take_up(latest: LatestSnapshot, lock: FolderLock, journal: Journal, maths: Maths) -> Restored:
-    manifest = latest.snapshot.manifest
-    notes = [f"snapshot {item.name} was passed over: {item.problem}" for item in latest.skipped]
-    if journal.torn is not None:
-        notes.append(f"a torn tail of {journal.torn.dropped_bytes} bytes was cut off the journal")
-    try:
-        state = state_from_json(manifest["state"])
-    except DecodeError as exc:
-        raise CheckpointError(f"snapshot {latest.name} can't be used: {exc.detail}") from exc
-    store = FragmentStore.restore(maths.layout, latest.snapshot.tensors, state.versions)
-    _check_digests(state, store)
-    last_tape = None if manifest["last_tape"] is None else JournalRef(*manifest["last_tape"])
-    replay = _Replay(journal, maths, state, store)
+    state, store = restored_state(latest.snapshot, latest.name, maths)
+    last_tape = snapshot_place(latest.snapshot.manifest)
+    # One note a place, whoever comes upon it.
+    notes = {(item.segment, item.start): _said(item) for item in journal.damaged}
+    other = _other_notes(latest, journal)
+
+    def differs(difference: Difference) -> None:
+        version = f"fragment {difference.fragment_id}, version {difference.to_version}"
+        if difference.what == "publication":
+            raise CheckpointError(
+                f"{version}: the stored update leads to digest {difference.found}, the tape says {difference.expected}"
+            )
+        other.append(
+            f"{version}: merging again gave other bits than the first time; the published bits stand, the difference "
+            "goes into the next round"
+        )
+
+    def damaged(item: Damage) -> None:
+        notes[item.segment, item.start] = _said(item)
+
+    replay = TapeReplay(journal, maths, state, store, differs)
     tape: list[TapeRecord] = []
-    for ref, head in journal.records():
-        if head.kind != KIND_TAPE or (last_tape is not None and ref <= last_tape):
-            continue
-        record = _decoded(head.meta, ref)
+    for ref, record in tape_after(journal, last_tape, damaged):
         replay.apply(record)
         tape.append(record)
         last_tape = ref
@@ -227,62 +247,23 @@ def _take_up(latest: LatestSnapshot, lock: FolderLock, journal: Journal, maths: 
         last_tape=last_tape,
         tape=tuple(tape),
         resumed=True,
-        notes=(*notes, *replay.notes),
+        notes=(*other, *notes.values()),
     )
 
 
-class _Replay:
-    """Applies records to state and values side by side."""
-
-    def __init__(self, journal: Journal, maths: Maths, state: SyncerState, store: FragmentStore) -> None:
-        self._journal = journal
-        self._maths = maths
-        self._state = state
-        self._store = store
-        self.notes: list[str] = []
-
-    def apply(self, record: TapeRecord) -> None:
-        if isinstance(record, FragmentPublished):
-            self._publish(record, self._state.closed[record.fragment_id])
-        self._state.apply(record)
-
-    def _publish(self, record: FragmentPublished, closed: RoundClosed) -> None:
-        fragment_id = record.fragment_id
-        before = self._store.value(fragment_id)
-        entries = merge_sources(self._journal, self._maths.sizes(fragment_id), closed.entries)
-        # A merge changes what it is given, and the stored bytes are added to the published value from before it.
-        given = dataclasses.replace(before, published_N=before.published_N.clone())
-        merged = self._maths.merge(fragment_id, given, record.version, closed.global_step, entries)
-        stored = self._publication(fragment_id, record.ref)
-        published_N = self._maths.published_after(fragment_id, before.published_N, stored)
-        if digest(published_N) != record.digest:
-            raise CheckpointError(
-                f"fragment {fragment_id} at version {record.version} comes out with digest {digest(published_N)}, "
-                f"the tape says {record.digest}"
-            )
-        if merged.value.digest != record.digest:
-            self.notes.append(
-                f"fragment {fragment_id}, version {record.version}: merging again gave other bits than the first "
-                "time; the published bits stand, the difference goes into the next round"
-            )
-        value = dataclasses.replace(merged.value, digest=record.digest, published_N=published_N)
-        self._store.install(MergedFragment(fragment_id=fragment_id, value=value, payload=stored))
-
-    def _publication(self, fragment_id: FragmentId, ref: str) -> Payload:
-        record = self._journal.read(parse_ref(ref))
-        if record.kind != KIND_PUBLICATION:
-            raise JournalError(f"the record at {ref} is of kind {record.kind} and not {KIND_PUBLICATION}")
-        return self._maths.split(fragment_id, record.payload)
+def _other_notes(latest: LatestSnapshot, journal: Journal) -> list[str]:
+    notes = [f"snapshot {item.name} was passed over: {item.problem}" for item in latest.skipped]
+    if latest.skipped:
+        notes.append(f"snapshot {latest.name} is taken instead, and the journal from there on")
+    if journal.torn is not None:
+        notes.append(f"a torn tail of {journal.torn.dropped_bytes} bytes was cut off the journal")
+    if journal.stray:
+        numbers = ", ".join(map(str, journal.stray))
+        notes.append(
+            f"segments of the journal are missing before {journal.segments[0]}; {numbers} lead nowhere any more"
+        )
+    return notes
 
 
-def _check_digests(state: SyncerState, store: FragmentStore) -> None:
-    for index, (value, expected) in enumerate(zip(store.values(), state.digests, strict=True)):
-        if value.digest != expected:
-            raise CheckpointError(f"fragment {index} of the snapshot has digest {value.digest}, not {expected}")
-
-
-def _decoded(line: bytes, ref: JournalRef) -> TapeRecord:
-    try:
-        return cast("TapeRecord", serial.from_json(TapeRecord, json.loads(line)))
-    except (DecodeError, ValueError) as exc:
-        raise JournalError(f"the tape can't be read in segment {ref.segment} at offset {ref.offset}: {exc}") from exc
+def _said(item: Damage) -> str:
+    return f"{item.error()}; nothing that a restart needs is in it, and a contribution that is will be discarded"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
 from wan_diloco.clock import Clock
-from wan_diloco.errors import StorageError, TransportError
+from wan_diloco.errors import JournalError, StorageError, TransportError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import (
     AcceptUpload,
@@ -401,16 +401,15 @@ class SyncerService:
                 segments = await self._updates.value(fragment_id, published, chunk_bytes)
             if (session := self._sessions.get(effect.session)) is not None:
                 await session.send_update(effect.header, segments, effect.spread_s)
-            return
-        except TransportError:
-            pass  # the session's end is told by itself
-        except StorageError as exc:
-            self._parts.observer.event("update_unreadable", str(exc))
-        await self._retry(effect)
+        except (TransportError, StorageError) as exc:  # a session's end is told by itself
+            if isinstance(exc, StorageError):
+                self._parts.observer.event("update_unreadable", str(exc))
+            await self._retry(effect, unreadable=isinstance(exc, JournalError))
 
-    async def _retry(self, effect: SendUpdate) -> None:
+    async def _retry(self, effect: SendUpdate, *, unreadable: bool = False) -> None:
         await asyncio.sleep(_RETRY_S)
-        self._emit(TransferBroken(session=effect.session, fragment_id=effect.header.fragment_id))
+        fragment_id = effect.header.fragment_id
+        self._emit(TransferBroken(session=effect.session, fragment_id=fragment_id, unreadable=unreadable))
 
     async def _tick(self) -> None:
         told_s = self._clock.now_s()

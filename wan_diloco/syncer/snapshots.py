@@ -23,7 +23,7 @@ from wan_diloco.units import FragmentId
 
 __all__ = ["Capture", "SnapshotKeeper", "newest_sequence"]
 
-# The newest, and one to fall back on.
+# The newest, and one to fall back on: what either needs of the journal stays.
 _KEPT: Final = 2
 
 
@@ -54,6 +54,7 @@ class SnapshotKeeper:
         workers: Where writing happens.
         sequence: Number of the newest snapshot that is there.
         floor: The oldest segment that it needs.
+        keep_journal: Whether nothing of the journal is ever dropped.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SnapshotKeeper:
         *,
         sequence: int,
         floor: int,
+        keep_journal: bool,
     ) -> None:
         """Begin after a snapshot that exists."""
         self._folder = folder
@@ -72,6 +74,7 @@ class SnapshotKeeper:
         self._keeper = keeper
         self._workers = workers
         self._sequence = sequence
+        self._keep_journal = keep_journal
         self._floors: deque[int] = deque([floor], maxlen=_KEPT)
         self._covered: JournalRef | None = None
         self._busy = False
@@ -135,7 +138,8 @@ class SnapshotKeeper:
         Snapshot(tensors=tensors, manifest=capture.manifest).write(self._folder, name, written)
         self._written.append(name)
         keep_last(self._folder, _KEPT, self._written)
-        self._keeper.drop_before(floor)
+        if not self._keep_journal:
+            self._keeper.drop_before(floor)
 
 
 def newest_sequence(folder: Path) -> int:

@@ -33,7 +33,7 @@ class Workers:
     Attributes:
         maths: Merges, codecs, packing; as many threads as the configuration says.
         intake: As many, for what comes in: a merge must not hold up the wire.
-        journal: One thread for records, and for flushing.
+        journal: One thread for the tape, and for flushing.
         files: One thread for snapshots, so that a slow disk delays neither maths nor the journal's queue.
     """
 

@@ -29,14 +29,14 @@ def amount(steps: int) -> Amount:
 
 @dataclass
 class Piece:
-    """The work after an install; `journalled` is a step, and `end` the next install's or None."""
+    """The work after an install; `journalled` is a step, `end` the next install's or None, `remainder` a fate."""
 
     lo: int
     end: int | None = None
     journalled: int | None = None
     named: bool = False
     settled: int | None = None
-    refused: bool = False
+    remainder: str = DiscardReason.LATE
 
 
 @dataclass
@@ -134,14 +134,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 20), named=st.booleans(), merged=st.booleans())
     def settle(self, pick: int, named: bool, merged: bool) -> None:
-        waiting = [
-            (learner, number, life, fragment, piece)
-            for (learner, number), life in self.lives.items()
-            for fragment in FRAGMENTS
-            for piece in life.pieces[fragment]
-            if piece.journalled is not None
-        ]
-        if not waiting:
+        if not (waiting := self._waiting()):
             return
         learner, number, life, fragment, piece = waiting[pick % len(waiting)]
         assert piece.journalled is not None
@@ -157,13 +150,28 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             life.pieces[fragment].remove(piece)
         piece.settled, piece.named, piece.journalled = piece.journalled, False, None
 
+    @rule(pick=st.integers(0, 20))
+    def rot(self, pick: int) -> None:
+        if not (waiting := self._waiting()):
+            return
+        learner, number, life, fragment, piece = waiting[pick % len(waiting)]
+        assert piece.journalled is not None
+        self.ledger.unreadable(self._header(learner, number, fragment, piece))
+        if piece.end is None:
+            # What comes later contains all of it.
+            piece.named, piece.journalled, piece.remainder = False, None, DiscardReason.UNREADABLE
+        else:
+            self._fate(life, fragment, piece.lo, piece.journalled, DiscardReason.UNREADABLE)
+            life.pieces[fragment].remove(piece)
+
     @rule(learner=st.sampled_from(LEARNERS), fragment=st.sampled_from(FRAGMENTS), which=st.integers(0, 3))
     def refuse(self, learner: LearnerId, fragment: FragmentId, which: int) -> None:
         life, number = self._standing(learner)
         if life is not None:
             piece = life.pieces[fragment][which % len(life.pieces[fragment])]
             self.ledger.refused(contribution(learner, piece.lo, piece.lo, incarnation=number, fragment_id=fragment).key)
-            piece.refused |= piece.journalled is None and piece.settled is None
+            if piece.journalled is None and piece.settled is None:
+                piece.remainder = DiscardReason.REFUSED
 
     @rule(learner=st.sampled_from(LEARNERS))
     def end(self, learner: LearnerId) -> None:
@@ -194,6 +202,15 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
     # ---- the model -------------------------------------------------------------------------------
 
+    def _waiting(self) -> list[tuple[LearnerId, int, DumbLife, FragmentId, Piece]]:
+        return [
+            (learner, number, life, fragment, piece)
+            for (learner, number), life in self.lives.items()
+            for fragment in FRAGMENTS
+            for piece in life.pieces[fragment]
+            if piece.journalled is not None
+        ]
+
     def _standing(self, learner: LearnerId) -> tuple[DumbLife | None, Incarnation]:
         life = self.lives.get((learner, self.latest[learner]))
         return (life if life is not None and life.open else None), Incarnation(self.latest[learner])
@@ -223,7 +240,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         life.position = max(life.position, lo)
         for piece in pieces[:-1]:
             if piece.journalled is None:
-                self._rest(life, fragment, piece, DiscardReason.REFUSED if piece.refused else DiscardReason.LATE)
+                self._rest(life, fragment, piece, piece.remainder)
         running.end = lo
         if running.journalled is not None or running.settled is not None:
             self._rest(life, fragment, running, DiscardReason.OVERLAP)

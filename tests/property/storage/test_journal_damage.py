@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wan_diloco.errors import JournalError
-from wan_diloco.storage import Journal, Record
+from wan_diloco.storage import Damage, Journal, Record
 
 records = st.lists(
     st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=20), st.binary(max_size=40), st.booleans()), max_size=8
@@ -38,14 +38,24 @@ def write(folder: Path, items: list[tuple[int, bytes, bytes, bool]], segment_byt
 
 
 def reopened(files: dict[str, bytes], segment_bytes: int) -> tuple[list[Record], bool]:
-    """What a journal of these files gives, and whether it says that something was torn."""
+    """What a journal of these files gives, and whether it says that something was torn.
+
+    Raises:
+        JournalError: Something else is damaged; what is left is there all the same.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, data in files.items():
             (folder / file).write_bytes(data)
         with Journal.open(folder, segment_bytes) as journal:
-            found = [journal.read(ref) for ref, _ in journal.records(verify_payload=True)]
+            damaged = [item for item in journal.survey(verify_payload=True) if isinstance(item, Damage)]
+            whole = [item for item in journal.survey(verify_payload=True) if not isinstance(item, Damage)]
+            found = [journal.read(ref) for ref, _ in whole]
             torn = journal.torn is not None
+            if damaged or journal.damaged:
+                # Only first bytes are mended by opening.
+                assert set(damaged) >= {item for item in journal.damaged if item.start}
+                raise [*journal.damaged, *damaged][0].error()
             extra = Record(kind=7, meta=b"after", payload=b"all")
             ref = journal.append(extra.kind, extra.meta, [extra.payload])
             journal.sync()

@@ -158,6 +158,7 @@ def test_rendered_lines_say_where_they_come_from(base: Path) -> None:
         (["sync.install=rebase", "sync.alpha=0.5"], "sync.alpha has no effect with sync.install = rebase"),
         (["inner.warmup_steps=1000"], "never reaches inner.lr"),
         (["sync.period_steps=1000"], "some fragments are never merged"),
+        (["syncer.journal_retention=all"], "syncer.journal_retention = all drops nothing of the journal: about "),
     ],
 )
 def test_settings_without_effect_are_pointed_at(base: Path, overrides: list[str], warning: str) -> None:

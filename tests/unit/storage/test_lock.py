@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from wan_diloco.errors import ConfigError, StorageLocked
-from wan_diloco.storage import FolderLock
+from wan_diloco.storage import FolderLock, owner_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +36,19 @@ def test_the_second_owner_learns_who_the_first_is(tmp_path: Path) -> None:
         assert str(folder) in message
         assert f"the syncer with pid {os.getpid()} on {socket.gethostname()}" in message
     with FolderLock(folder, "learner"):
+        pass
+
+
+def test_who_asks_for_the_owner_takes_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    assert owner_of(folder) == ""
+    lock = FolderLock(folder, "syncer")
+    with lock:
+        assert owner_of(folder) == f"the syncer with pid {os.getpid()} on {socket.gethostname()}"
+    left = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert owner_of(folder) == ""
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == left
+    with FolderLock(folder, "syncer"):
         pass
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.syncer import close, open_tiny, tiny_config
-from wan_diloco.errors import CheckpointError, ConfigError, StorageLocked
+from wan_diloco.errors import ConfigError, StateDamaged, StorageLocked
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.tape import LearnerAdmitted
 from wan_diloco.storage import JournalRef
@@ -80,7 +80,7 @@ def test_a_journal_without_its_snapshot_is_no_fresh_start(tmp_path):
         path.unlink()
     for path in (tmp_path / "state" / "snapshots").glob("state-*"):
         path.rmdir()
-    with pytest.raises(CheckpointError, match="a journal and no snapshot"):
+    with pytest.raises(StateDamaged, match="a journal and no snapshot"):
         open_tiny(tmp_path / "state", tiny_config(), resume=True)
 
 
@@ -88,7 +88,7 @@ def test_damaged_snapshots_never_lead_to_a_start_from_nothing(tmp_path):
     close(open_tiny(tmp_path / "state", tiny_config()))
     tensors = tmp_path / "state" / "snapshots" / "state-0" / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(CheckpointError, match="none of the 1 snapshots"):
+    with pytest.raises(StateDamaged, match="none of the 1 snapshots"):
         open_tiny(tmp_path / "state", tiny_config(), resume=True)
 
 

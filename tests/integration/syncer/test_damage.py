@@ -1,0 +1,224 @@
+"""A syncer's disk that loses what was on it: what is needed is missed, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.syncer import close, open_tiny, tiny_config
+from tests.support.syncer_scene import advance, learners, scene, syncer, until
+from wan_diloco.errors import EXIT_CONFIG, StateDamaged
+from wan_diloco.protocol.tape import FragmentPublished, MergeEntry, RoundClosed
+from wan_diloco.storage import Journal, JournalRef
+from wan_diloco.syncer import spool
+from wan_diloco.syncer.journal_keeper import KIND_TAPE, parse_ref
+from wan_diloco.syncer.payloads import StoredPayload
+from wan_diloco.transport.memory import MemoryNetwork
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def spoil(folder: Path, ref: JournalRef, at: int = -1) -> None:
+    """Change one byte of a record where it lies; the last by default."""
+    path = folder / "journal" / f"{ref.segment:010d}.journal"
+    place = ref.offset + at % ref.length
+    with path.open("r+b") as file:
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 0x40]))
+
+
+def values(restored_or_made) -> list[tuple]:
+    """Bits and versions of all fragments."""
+    return [
+        (value.version, value.digest, value.exact_N.clone(), value.momentum_N.clone())
+        for value in restored_or_made.store.values()
+    ]
+
+
+def assert_same(left, right) -> None:
+    for one, other in zip(left, right, strict=True):
+        assert one[:2] == other[:2]
+        assert all(torch.equal(a, b) for a, b in zip(one[2:], other[2:], strict=True))
+
+
+def _crashed(folder: Path, config, steps: int = 9) -> list[tuple]:
+    async def story():
+        async with scene(config, folder) as (made, group):
+            await advance(group, made, steps)
+            await made.crash()
+            return values(made.restored)
+
+    return asyncio.run(story())
+
+
+def _tape(folder: Path) -> list[tuple[JournalRef, dict]]:
+    with Journal.open(folder / "journal") as journal:
+        return [(ref, json.loads(head.meta)) for ref, head in journal.records() if head.kind == KIND_TAPE]
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+@pytest.mark.parametrize("spoilt", [("east",), ("east", "west")])
+def test_bytes_that_rot_before_their_merge_are_missed_and_the_run_goes_on(tmp_path, monkeypatch, in_chunks, spoilt):
+    if in_chunks:
+        monkeypatch.setattr(spool, "_WHOLE_BYTES_MAX", 0)
+    config = tiny_config()
+    broken: list[MergeEntry] = []
+
+    async def story():
+        async with scene(config, tmp_path) as (made, group):
+            run = made.service._merges._compute
+
+            def spoilt_first(effect, value, chunk_bytes):
+                if not broken:
+                    for entry in effect.entries:
+                        if entry.header.key.learner_id in spoilt:
+                            broken.append(entry)
+                            sizes = made.maths.sizes(effect.fragment_id)
+                            chunks = StoredPayload.open(made.restored.journal, entry.ref, sizes)._chunks
+                            spoil(tmp_path / "state", chunks[-1].ref if chunks else parse_ref(entry.ref))
+                return run(effect, value, chunk_bytes)
+
+            monkeypatch.setattr(made.service._merges, "_compute", spoilt_first)
+            await advance(group, made, 9, settle=False)
+            await until(lambda: min(made.versions) >= 1 and made.at_rest)
+            status = made.service.status()
+            assert status["balance"] == 0
+            await made.crash()
+            return values(made.restored)
+
+    before = asyncio.run(story())
+    assert {entry.header.key.learner_id for entry in broken} == set(spoilt)
+    tape = [record for _, record in _tape(tmp_path / "state")]
+    (lost,) = [record for record in tape if record["type"] == "ContributionsLost"]
+    assert [key["learner_id"] for key in lost["keys"]] == list(spoilt)
+    published = [record["round_id"] for record in tape if record["type"] == "FragmentPublished"]
+    assert (lost["round_id"] in published) == (len(spoilt) == 1)
+    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert any(line["kind"] == "event" and line["name"] == "contributions_lost" for line in events)
+    restored = open_tiny(tmp_path / "state", config, resume=True)
+    assert_same(before, values(restored))
+    close(restored)
+
+
+def test_a_learner_that_lags_gets_the_value_when_a_publication_can_not_be_read(tmp_path):
+    config = tiny_config(sync={"quorum": 1})
+    _crashed(tmp_path, config)
+    restored = open_tiny(tmp_path / "state", config, resume=True)
+    # In a snapshot: a restart does no merge again, and needs no publication.
+    state, version = restored.state, [value.version.count for value in restored.store.values()]
+    close(restored)
+
+    async def drained():
+        async with MemoryNetwork() as network, syncer(network, config, tmp_path, resume=True):
+            pass
+
+    asyncio.run(drained())
+    for updates in state.updates:
+        spoil(tmp_path / "state", parse_ref(updates[-1].ref))
+
+    async def story():
+        async with MemoryNetwork() as network, syncer(network, config, tmp_path, resume=True) as made:
+            assert made.restored.notes, "the damage is in the last segment, which is read whole"
+            async with learners(config, network.connection) as group:
+                await until(lambda: all([v.count for v in one.versions] == version for one in group))
+
+    asyncio.run(story())
+
+
+def test_a_snapshot_that_is_damaged_is_passed_over_and_the_one_before_gives_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(Journal.open.__func__, "__defaults__", (30_000,))
+    config = tiny_config(syncer={"snapshot_every": "1ms", "keep_updates": 1})
+
+    async def story():
+        async with scene(config, tmp_path) as (made, group):
+            await advance(group, made, 40)
+            await until(lambda: made.restored.journal.segments[0] > 1)
+            await made.crash()
+            return values(made.restored)
+
+    before = asyncio.run(story())
+    folder = tmp_path / "state"
+    older, newer = sorted((folder / "snapshots").glob("state-*"), key=lambda path: int(path.name.split("-")[1]))
+    for damage in ("tensors", "manifest", "half"):
+        shutil.copytree(folder, tmp_path / damage)
+        snapshot = tmp_path / damage / "snapshots" / newer.name
+        if damage == "half":
+            (snapshot / "manifest.json").unlink()
+        else:
+            (path,) = snapshot.glob(f"{damage}.*")
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 0x10
+            path.write_bytes(data)
+        restored = open_tiny(tmp_path / damage, config, resume=True)
+        assert_same(before, values(restored))
+        notes = " ".join(restored.notes)
+        assert f"snapshot {newer.name} was passed over" in notes
+        assert f"snapshot {older.name} is taken instead" in notes
+        close(restored)
+
+
+def test_damage_before_what_a_restart_needs_is_no_reason_to_refuse(tmp_path):
+    config = tiny_config()
+    _crashed(tmp_path, config)
+
+    async def drained():
+        async with MemoryNetwork() as network, syncer(network, config, tmp_path, resume=True) as made:
+            return values(made.restored)
+
+    before = asyncio.run(drained())
+    folder = tmp_path / "state"
+    tape = _tape(folder)
+    rounds = [record for _, record in tape if record["type"] == RoundClosed.__name__]
+    closed = [parse_ref(entry["ref"]) for record in rounds for entry in record["entries"]]
+    # A contribution that was merged, and a record of the tape that is in the snapshot.
+    spoil(folder, closed[0])
+    spoil(folder, tape[3][0])
+    restored = open_tiny(folder, config, resume=True)
+    assert_same(before, values(restored))
+    assert sum("the journal is damaged in segment 1" in note for note in restored.notes) == 2
+    close(restored)
+
+
+@pytest.mark.parametrize("what", ["tape", "header", "contribution", "publication", "segment", "journal"])
+def test_damage_to_what_a_restart_needs_ends_it_for_good_with_a_sentence_that_helps(tmp_path, what):
+    config = tiny_config()
+    _crashed(tmp_path, config)
+    folder = tmp_path / "state"
+    tape = _tape(folder)
+    published = next(record for _, record in tape if record["type"] == FragmentPublished.__name__)
+    closed = next(record for _, record in tape if record["type"] == RoundClosed.__name__)
+    places = {
+        "tape": (tape[3][0], -1),
+        "header": (tape[3][0], 6),
+        "contribution": (parse_ref(closed["entries"][0]["ref"]), -1),
+        "publication": (parse_ref(published["ref"]), -1),
+    }
+    if what in places:
+        ref, at = places[what]
+        spoil(folder, ref, at)
+        says = f"segment {ref.segment} at offset {ref.offset}: "
+    else:
+        says = "the journal in .* is gone"
+        for path in (folder / "journal").iterdir():
+            path.unlink()
+        if what == "segment":
+            says = "should hold segment 1"
+            (folder / "journal" / "0000000002.journal").write_bytes(b"")
+    before = {path: path.read_bytes() for path in (folder / "journal").iterdir()}
+    for _ in range(2):
+        with pytest.raises(StateDamaged, match=says) as refused:
+            open_tiny(folder, config, resume=True)
+        assert refused.value.exit_code == EXIT_CONFIG
+        assert "wan-diloco export" in str(refused.value)
+        assert str(folder) in str(refused.value)
+    assert {path: path.read_bytes() for path in (folder / "journal").iterdir()} == before

@@ -1,0 +1,183 @@
+"""Merging a run again from its journal: the same bits, or the first place where they aren't."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.cli import in_this_process
+from tests.support.snapshots import save_snapshot
+from tests.support.syncer import tiny_config
+from tests.support.syncer_scene import advance, scene, until
+from wan_diloco.errors import EXIT_CONFIG, EXIT_INTERNAL, ConfigError, StateDamaged
+from wan_diloco.storage import Journal, JournalReader, good_snapshots, load_snapshot
+from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_TAPE
+from wan_diloco.syncer.replay import replay_run
+
+SEGMENT_BYTES = 30_000
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    torch.set_num_threads(1)
+    monkeypatch.setattr(Journal.open.__func__, "__defaults__", (SEGMENT_BYTES,))
+
+
+def _config(retention: str):
+    return tiny_config(syncer={"snapshot_every": "1ms", "keep_updates": 1, "journal_retention": retention})
+
+
+def _run(folder: Path, config, *, steps: int = 40, killed: bool = True) -> list[int]:
+    """A run that is killed or stopped; the counts of its versions."""
+
+    async def story():
+        async with scene(config, folder) as (made, group):
+            (folder / "config.json").write_text(config.resolved_json())
+            await advance(group, made, steps)
+            if config.syncer.journal_retention == "since-snapshot":
+                await until(lambda: made.restored.journal.segments[0] > 1)
+            with pytest.raises(ConfigError, match=r"the run is going on: the syncer with pid \d+"):
+                replay_run(folder, config)
+            await (made.crash() if killed else made.stop())
+            return made.versions
+
+    return asyncio.run(story())
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_with_everything_kept_every_version_since_the_beginning_is_done_again(tmp_path):
+    config = _config("all")
+    versions = _run(tmp_path, config)
+    segments = JournalReader.open(tmp_path / "state" / "journal").segments
+    assert segments[0] == 1
+    assert len(segments) > 1
+    before = _files(tmp_path)
+    report = replay_run(tmp_path, config)
+    assert report.difference is None
+    assert report.since == "the initial weights"
+    assert [version.count for version in report.begun] == [0, 0]
+    assert [version.count for version in report.reached] == versions
+    assert report.versions == sum(versions) >= 15
+    assert len(report.snapshots) == 2
+    assert _files(tmp_path) == before
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_is_kept_since_the_older_snapshot_is_done_again(tmp_path, killed):
+    config = _config("since-snapshot")
+    versions = _run(tmp_path, config, killed=killed)
+    report = replay_run(tmp_path, config)
+    older, newer = sorted(
+        (path.name for path in (tmp_path / "state" / "snapshots").iterdir()), key=lambda n: int(n[6:])
+    )
+    assert (report.since, report.snapshots) == (older, (newer,))
+    assert report.difference is None
+    assert [version.count for version in report.reached] == versions
+    assert report.notes == (f"what was published before snapshot {older} isn't kept any more",)
+
+
+def _rewritten(folder: Path, copy: Path, number: int) -> dict:
+    """A copy of a run in which one contribution has another byte, and all checksums are right.
+
+    Returns:
+        The close record that names it.
+    """
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "state" / "journal")
+    rounds = []
+    with (
+        JournalReader.open(folder / "state" / "journal") as source,
+        Journal.open(copy / "state" / "journal", SEGMENT_BYTES) as target,
+    ):
+        changed = None
+        for index, (ref, head) in enumerate(source.records()):
+            payload = bytearray(source.read(ref).payload)
+            if head.kind == KIND_CONTRIBUTION and changed is None and index >= number:
+                payload[3] ^= 0x11
+                changed = f"{ref.segment}:{ref.offset}:{ref.length}"
+            assert target.append(head.kind, head.meta, (payload,)) == ref
+            if head.kind == KIND_TAPE and changed is not None:
+                record = json.loads(head.meta)
+                if changed in [entry["ref"] for entry in record.get("entries", ())]:
+                    rounds.append(record)
+    return rounds[0]
+
+
+def test_the_first_difference_is_named_and_what_was_the_same_before(tmp_path, capsys):
+    config = _config("all")
+    versions = _run(tmp_path / "run", config)
+    closed = _rewritten(tmp_path / "run", tmp_path / "other", 60)
+    report = replay_run(tmp_path / "other", config)
+    difference = report.difference
+    assert difference is not None
+    assert (difference.what, difference.round_id) == ("merge", closed["round_id"])
+    assert difference.fragment_id == closed["fragment_id"]
+    assert difference.expected != difference.found
+    assert 0 < report.versions < sum(versions)
+    outcome = in_this_process(capsys, "replay", str(tmp_path / "other"))
+    assert outcome.exit_code == EXIT_INTERNAL
+    assert f"other bits: round {closed['round_id']}, fragment {closed['fragment_id']}" in outcome.stdout
+    assert difference.found in outcome.stdout
+    outcome = in_this_process(capsys, "replay", str(tmp_path / "other"), "--json")
+    answer = json.loads(outcome.stdout)
+    assert (outcome.exit_code, answer["equal"], answer["versions"]) == (EXIT_INTERNAL, False, report.versions)
+    assert answer["difference"]["expected"] == difference.expected
+
+
+def test_a_snapshot_that_has_other_bits_is_a_difference(tmp_path, capsys):
+    config = _config("all")
+    versions = _run(tmp_path, config, steps=9)
+    snapshots = tmp_path / "state" / "snapshots"
+    name = max(good_snapshots(snapshots), key=lambda each: int(each[6:]))
+    snapshot = load_snapshot(snapshots, name)
+    shutil.rmtree(snapshots / name)
+    tensors = {key: tensor.clone() for key, tensor in snapshot.tensors.items()}
+    tensors["momentum.1"][5] += 1e-6
+    save_snapshot(snapshots, name, tensors, snapshot.manifest)
+    report = replay_run(tmp_path, config)
+    difference = report.difference
+    assert difference is not None
+    assert (difference.what, difference.where, difference.fragment_id) == ("momentum", name, 1)
+    assert report.versions <= sum(versions)
+    capsys.readouterr()
+    outcome = in_this_process(capsys, "replay", str(tmp_path))
+    assert f"the momentum value, which {name} has, is now {difference.found}" in outcome.stdout
+
+
+def test_the_command_says_what_it_found(tmp_path, capsys):
+    config = _config("all")
+    versions = _run(tmp_path, config, steps=9)
+    capsys.readouterr()
+    outcome = in_this_process(capsys, "replay", str(tmp_path))
+    assert outcome.exit_code == 0
+    head, *rest = outcome.stdout.splitlines()
+    assert head.startswith(f"the same bits: {sum(versions)} versions of 2 fragments since the initial weights, and of ")
+    assert rest == [f"fragment {index}: 0.0 to 0.{count}" for index, count in enumerate(versions)]
+    answer = json.loads(in_this_process(capsys, "replay", str(tmp_path), "--json").stdout)
+    assert (answer["equal"], answer["versions"], answer["difference"]) == (True, sum(versions), None)
+
+
+def test_what_is_no_run_or_is_damaged_is_refused_politely(tmp_path, capsys):
+    outcome = in_this_process(capsys, "replay", str(tmp_path))
+    assert outcome.exit_code == EXIT_CONFIG
+    assert "there is no run in this folder" in outcome.stderr
+    config = _config("all")
+    (tmp_path / "run").mkdir()
+    _run(tmp_path / "run", config, steps=9)
+    segment = tmp_path / "run" / "state" / "journal" / "0000000001.journal"
+    data = bytearray(segment.read_bytes())
+    data[200] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(StateDamaged, match=r"can't be done again: .*segment 1 at offset"):
+        replay_run(tmp_path / "run", config)
+    outcome = in_this_process(capsys, "replay", str(tmp_path / "run"))
+    assert outcome.exit_code == EXIT_CONFIG
+    assert len(outcome.stderr.splitlines()) == 1

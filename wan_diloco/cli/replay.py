@@ -1,0 +1,103 @@
+"""`wan-diloco replay`: proves that a run's published versions are what its journal says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wan_diloco.cli.folders import Holding, what_is_in
+from wan_diloco.cli.options import JsonFlag, folder_path, print_warning
+from wan_diloco.errors import EXIT_INTERNAL
+
+if TYPE_CHECKING:
+    from wan_diloco.syncer.replay import Difference, ReplayReport
+
+__all__ = ["register", "replay"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog="Example: wan-diloco replay runs/sotu")(replay)
+
+
+def replay(
+    run_folder: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_FOLDER", parser=folder_path, help="The folder of a run, finished or interrupted."),
+    ],
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Do a run's merges again, and compare the bits.
+
+    Every version that was published since the oldest snapshot that is kept, or since the beginning with
+    `syncer.journal_retention = "all"`, is merged once more from the contributions in the journal. Nothing is written.
+    The exit code is 70 where other bits come out.
+    """
+    from wan_diloco.config import load_config
+    from wan_diloco.errors import ConfigError
+    from wan_diloco.syncer.replay import replay_run
+
+    holding = what_is_in(run_folder)
+    if holding not in (Holding.RUN, Holding.FINISHED_RUN) or not (run_folder / "config.json").is_file():
+        raise ConfigError("there is no run in this folder", where=str(run_folder))
+    report = replay_run(run_folder, load_config([run_folder / "config.json"], env={}).config)
+    for note in report.notes:
+        print_warning(note)
+    typer.echo(json.dumps(_as_json(report), indent=2) if as_json else _as_text(report))
+    if report.difference is not None:
+        raise typer.Exit(EXIT_INTERNAL)
+
+
+def _as_text(report: ReplayReport) -> str:
+    spans = [
+        f"fragment {index}: {begin} to {end}"
+        for index, (begin, end) in enumerate(zip(report.begun, report.reached, strict=True))
+    ]
+    if report.difference is not None:
+        return "\n".join([_spelled(report.difference), f"the same before that, since {report.since}:", *spans])
+    beside = f", and of {', '.join(report.snapshots)}" if report.snapshots else ""
+    head = f"the same bits: {report.versions} versions of {len(spans)} fragments since {report.since}{beside}"
+    return "\n".join([head, *spans])
+
+
+def _spelled(difference: Difference) -> str:
+    of = {
+        "merge": "merging again gives",
+        "publication": "the stored update gives",
+    }.get(difference.what, f"the {difference.what} value, which {difference.where} has, is now")
+    versions = f"version {difference.from_version} to {difference.to_version}"
+    return (
+        f"other bits: round {difference.round_id}, fragment {difference.fragment_id}, {versions}: "
+        f"{of} {difference.found}, and it should be {difference.expected}"
+    )
+
+
+def _as_json(report: ReplayReport) -> dict[str, Any]:
+    difference = report.difference
+    return {
+        "equal": difference is None,
+        "versions": report.versions,
+        "since": report.since,
+        "fragments": [
+            {"fragment": index, "from": str(begin), "to": str(end)}
+            for index, (begin, end) in enumerate(zip(report.begun, report.reached, strict=True))
+        ],
+        "snapshots": list(report.snapshots),
+        "difference": None
+        if difference is None
+        else {
+            "what": difference.what,
+            "where": difference.where,
+            "round": difference.round_id,
+            "fragment": difference.fragment_id,
+            "from": str(difference.from_version),
+            "to": str(difference.to_version),
+            "expected": difference.expected,
+            "found": difference.found,
+        },
+        "notes": list(report.notes),
+    }
