@@ -204,6 +204,8 @@ class LearnerMachine:
         self.context.effects.append(ShowReason(topic="syncer", text=f"the syncer can't be reached: {event.reason}"))
 
     def _said(self, message: SyncerMessage, now_s: float) -> None:
+        if isinstance(message, Pull | Acknowledged | ContributionRefused) and message.fragment_id >= self._num_fragments:
+            return  # whoever says it means another model
         match message:
             case Welcome():
                 self._welcome(message, now_s)
@@ -336,6 +338,10 @@ class LearnerMachine:
             self._held = held
             text = f"holds: the run's {self._total_steps} steps are done, waits for the last rounds" if held else ""
             self.context.effects.append(ShowReason(topic="end", text=text))
+
+    @property
+    def _num_fragments(self) -> int:
+        return len(self.context.slots)
 
     @property
     def _step(self) -> int:

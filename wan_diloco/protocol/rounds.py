@@ -18,10 +18,13 @@ from wan_diloco.protocol.syncer_state import Journalled
 from wan_diloco.protocol.tape import MergeEntry, Missing
 from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, RoundId, Version
 
-__all__ = ["Candidates", "OpenRound", "RoundQueue", "candidates", "missing"]
+__all__ = ["REMEMBERED_ATTEMPTS", "Candidates", "OpenRound", "RoundQueue", "candidates", "missing"]
 
 # Answers of a learner that has nothing to give yet: what it lacks is steps, not time.
 _WORKLESS = frozenset({DeclineReason.ZERO_STEPS, DeclineReason.NO_TOKENS})
+
+# Answers to older ones say nothing of how long a learner takes now.
+REMEMBERED_ATTEMPTS = 16
 
 Reachable = Callable[[LearnerId, Incarnation], bool]
 
@@ -40,8 +43,8 @@ class OpenRound:
         window_s: After which it is given up in any case.
         asked: Members of the current attempt.
         declined: Those of them that answered without a contribution.
-        asked_at_s, extras_s: When each attempt asked, from the first, and how much later each member's grant makes its
-            answer.
+        attempts: When each of the last attempts asked, and how much later each member's grant makes its answer. A round
+            may stay open for days, attempt after attempt.
         queued: (learner, attempt) that stood in the learner's own queue.
         quorate_s: When the current attempt had its quorum; None before.
     """
@@ -56,8 +59,7 @@ class OpenRound:
     window_s: float = 0.0
     asked: dict[LearnerId, Incarnation] = field(default_factory=dict)
     declined: dict[LearnerId, DeclineReason] = field(default_factory=dict)
-    asked_at_s: list[float] = field(default_factory=list)
-    extras_s: list[dict[LearnerId, float]] = field(default_factory=list)
+    attempts: dict[int, tuple[float, dict[LearnerId, float]]] = field(default_factory=dict)
     queued: set[tuple[LearnerId, int]] = field(default_factory=set)
     quorate_s: float | None = None
 
@@ -74,14 +76,21 @@ class OpenRound:
         self.attempt += 1
         self.asked, self.declined = dict(members), {}
         self.asked_s, self.patience_s, self.window_s = now_s, patience_s, window_s
-        self.asked_at_s.append(now_s)
-        self.extras_s.append(extra_s)
+        self.attempts[self.attempt] = (now_s, extra_s)
+        oldest = self.attempt - REMEMBERED_ATTEMPTS
+        self.attempts.pop(oldest, None)
+        self.queued = {entry for entry in self.queued if entry[1] > oldest}
         self.quorate_s = None
 
     def decline(self, learner_id: LearnerId, reason: DeclineReason) -> None:
         """A member of the current attempt answered without a contribution."""
         self.declined[learner_id] = reason
         self.queued.add((learner_id, self.attempt))
+
+    @property
+    def extra_s(self) -> dict[LearnerId, float]:
+        """How much later each member's grant makes its answer to the current attempt."""
+        return self.attempts[self.attempt][1]
 
     @property
     def gives_up_s(self) -> float:
@@ -99,10 +108,10 @@ class OpenRound:
 
         What the syncer's own cap made of it doesn't count: that is in the question, not in the learner.
         """
-        if not 1 <= attempt <= self.attempt or (learner_id, attempt) in self.queued:
+        if attempt not in self.attempts or (learner_id, attempt) in self.queued:
             return None
-        extra_s = self.extras_s[attempt - 1].get(learner_id, 0.0)
-        return max(0.0, now_s - self.asked_at_s[attempt - 1] - extra_s)
+        asked_s, extra_s = self.attempts[attempt]
+        return max(0.0, now_s - asked_s - extra_s.get(learner_id, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,174 @@
+"""Worlds: one number, one run, with enough going on in it, and enough going wrong.
+
+A world has at least `MERGES_MIN` merges and `FAULTS_MIN` faults that befell it; every second one has a crash of the
+syncer. One that turns out too short for that is drawn again from the same number, with twice the steps.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from wan_diloco.simulation.checkers import Violation
+from wan_diloco.simulation.faults import SYNCER_ENDS, Fault, FaultKind
+from wan_diloco.simulation.learner_node import Note
+from wan_diloco.simulation.lies import NUM_LIES
+from wan_diloco.simulation.transitions import Transitions
+from wan_diloco.simulation.trials import Trial, play
+from wan_diloco.simulation.world_settings import LinkProfile, WorldSettings
+from wan_diloco.units import LearnerId
+
+__all__ = ["FAULTS_MIN", "MERGES_MIN", "WorldResult", "draw_world", "play_world"]
+
+MERGES_MIN = 10
+FAULTS_MIN = 3
+# How many times as long as usual, and the longest upload: who waits for a narrow link for most of a run merges little.
+_TRIES = ((1, 12.0), (2, 2.0), (4, 0.5))
+# What an operator does isn't a fault.
+_HARMLESS = frozenset({FaultKind.SNAPSHOT, FaultKind.NEW_CAPS})
+_OF_SYNCER = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.RESTART)
+_OTHERS = tuple(kind for kind in FaultKind if kind not in SYNCER_ENDS | _HARMLESS | {FaultKind.JOIN_LATE})
+# Faults come within this share of a run; what is left shows that all is well again.
+_TROUBLED = 0.65
+
+
+@dataclass(slots=True)
+class WorldResult:
+    """What a world showed.
+
+    Attributes:
+        merges: Versions published.
+        faults: What befell, by kind; `mishap` is what chance had lost, repeated, spoiled or fail.
+        events: That the syncer's machine handled.
+        violation: What didn't hold; empty when everything did.
+        seen, undeclared: Transitions: see `transitions`.
+    """
+
+    seed: int
+    merges: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+    violation: str = ""
+    seen: frozenset[str] = frozenset()
+    undeclared: frozenset[str] = frozenset()
+
+
+def play_world(seed: int, note: Note | None = None) -> WorldResult:
+    """Play the world of a number to its end, or to what doesn't hold.
+
+    Args:
+        seed: The number.
+        note: See `trials.play`; called for the last of several tries, after `None` events mark where one begins.
+    """
+    result = WorldResult(seed)
+    for attempt in range(len(_TRIES)):
+        transitions = Transitions()
+
+        def noted(who: str, event: object, effects: object, transitions: Transitions = transitions) -> None:
+            transitions.note(who, event, effects)  # type: ignore[arg-type] # of the union that `Note` leaves open
+            if note is not None:
+                note(who, event, effects)  # type: ignore[arg-type] # as above
+
+        try:
+            world = play(draw_world(seed, attempt), noted)
+        except Exception as problem:  # noqa: BLE001 - whatever a world raises is what is looked for
+            kind = "" if isinstance(problem, Violation) else f"{type(problem).__name__}: "
+            result.violation = f"{kind}{problem}"
+            result.seen, result.undeclared = transitions.result()
+            return result
+        result.merges = sum(world.syncer.state.merges)
+        result.faults = Counter({str(kind): number for kind, number in world.befell.items()})
+        result.events = len(world.inputs)
+        transitions.ended(world)
+        result.seen, result.undeclared = transitions.result()
+        befell = sum(number for kind, number in world.befell.items() if kind not in _HARMLESS)
+        crashed = world.node.crashes > 0 or seed % 2 == 1
+        if result.merges >= MERGES_MIN and befell >= FAULTS_MIN and crashed:
+            result.faults["mishap"] = world.mishaps
+            return result
+    result.violation = f"the world stays too small: {result.merges} merges, faults {dict(result.faults)}"
+    return result
+
+
+def draw_world(seed: int, attempt: int = 0) -> Trial:
+    """The world of a number.
+
+    Args:
+        seed: An even one has a crash of the syncer, an odd one none.
+        attempt: After a world that turned out too small: longer, and with wider links.
+    """
+    stretch, upload_max_s = _TRIES[attempt]
+    rng = random.Random(seed)
+    num_learners = rng.choice([1, 2, 2, 3, 3, 3, 4])
+    lockstep = rng.random() < 0.12
+    quorum = num_learners if lockstep else rng.randint(1, num_learners)
+    period = rng.randint(2, 5)
+    num_fragments = rng.randint(math.ceil(period / 2), 6)
+    total_steps = stretch * max(3 * period, math.ceil(18 * period / num_fragments))
+    links = tuple(_link(rng, upload_max_s) for _ in range(num_learners))
+    length_s = total_steps * sorted(link.step_s for link in links)[quorum - 1]
+    late = tuple(LearnerId(f"m{index}") for index in range(1, num_learners) if rng.random() < 0.12)
+    settings = WorldSettings(
+        links=links,
+        num_fragments=num_fragments,
+        period_steps=period,
+        overlap_steps=0 if lockstep else rng.randint(1, 3),
+        quorum=quorum,
+        safety=rng.choice([0.0, 0.5, 0.9, 0.9]),
+        bound_steps=2.0 if lockstep else rng.choice([2.0, 4.0]),
+        total_steps=total_steps,
+        lease_s=rng.choice([2.0, 10.0]),
+        merge_s=rng.choice([0.0, 0.02, 0.02, 1.5]),
+        drop=rng.choice([0.0, 0.0, 0.1, 0.3]),
+        repeat=rng.choice([0.0, 0.0, 0.2]),
+        poison=rng.choice([0.0, 0.0, 0.0, 0.1]),
+        merge_fails=rng.choice([0.0, 0.0, 0.0, 0.3]),
+        echo=rng.choice([0.0, 0.0, 0.2]),
+        calm_s=_TROUBLED * length_s,
+        bulk_jitter_s=rng.choice([0.0, 0.0, 0.2, 1.0]),
+        skewed=rng.random() < 0.5,
+        late=late,
+        start_timeout_s=rng.choice([2.0, 5.0]) if late or rng.random() < 0.1 else 60.0,
+    )
+    return Trial(settings=settings, faults=_faults(rng, seed, settings), seed=rng.getrandbits(32), insists=True)
+
+
+def _link(rng: random.Random, upload_max_s: float) -> LinkProfile:
+    if rng.random() < 0.6:
+        return LinkProfile(
+            step_s=rng.choice([0.7, 1.0, 1.3]),
+            delay_s=rng.choice([0.001, 0.02, 0.1]),
+            jitter_s=rng.choice([0.0, 0.02]),
+            upload_s=rng.choice([0.01, 0.05, 0.2]),
+        )
+    return LinkProfile(
+        step_s=rng.choice([0.5, 1.0, 2.0]),
+        delay_s=rng.choice([0.05, 0.3, 1.5]),
+        jitter_s=rng.choice([0.0, 0.1, 1.0]),
+        upload_s=min(upload_max_s, rng.choice([0.5, 2.0, 4.0, 12.0])),
+    )
+
+
+def _faults(rng: random.Random, seed: int, settings: WorldSettings) -> tuple[Fault, ...]:
+    kinds = [rng.choice(_OTHERS) for _ in range(rng.randint(FAULTS_MIN, FAULTS_MIN + 3))]
+    kinds += [kind for kind in _HARMLESS_ORDER if rng.random() < 0.3]
+    if seed % 2 == 0:
+        kinds += [rng.choice(_OF_SYNCER) for _ in range(rng.choice([1, 1, 2]))]
+    faults = [_fault(rng, kind, rng.choice(settings.learners), settings.calm_s) for kind in kinds]
+    joins = [_fault(rng, FaultKind.JOIN_LATE, learner_id, settings.calm_s) for learner_id in settings.late]
+    return tuple(sorted([*faults, *joins], key=lambda fault: fault.at_s))
+
+
+_HARMLESS_ORDER = tuple(kind for kind in FaultKind if kind in _HARMLESS)
+
+
+def _fault(rng: random.Random, kind: FaultKind, learner_id: LearnerId, until_s: float) -> Fault:
+    return Fault(
+        at_s=rng.uniform(0.05, 1.0) * until_s,
+        kind=kind,
+        learner_id=learner_id,
+        lasts_s=rng.choice([0.2, 1.0, 3.0, 6.0, 12.0]),
+        amount=rng.randrange(NUM_LIES) if kind is FaultKind.LIE else rng.randint(0, 20),
+    )
