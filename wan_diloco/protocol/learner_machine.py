@@ -368,10 +368,12 @@ class LearnerMachine:
         ]
         if not held:
             return LocalStep(self.context.anchor + min(schedule.next_due_step(step), self._total_steps))
-        # Who joined or was resynced at a due step has nothing to contribute, and the round can't close without
-        # it: it takes one step more.
-        has_work = all(local_step > slot.state.step_lo for slot in held)
-        return local_step if has_work else LocalStep(local_step + 1)
+        # Who joined or was resynced at a due step has nothing to contribute, nor has one whose steps had no finite loss,
+        # and the round can't close without it: it takes one step more. While it held nobody would know that it is well.
+        lacks_work = any(
+            local_step == slot.state.step_lo or self.context.counters.tokens == slot.state.tokens_lo for slot in held
+        )
+        return LocalStep(local_step + 1) if lacks_work else local_step
 
     # ---- updates ---------------------------------------------------------------------------------
 

@@ -51,15 +51,18 @@ def check_syncer(machine: SyncerMachine, settings: WorldSettings, sessions: int)
         must(size <= most, f"the syncer keeps {size} of {name}, at most {most} may be")
 
 
-def check_learner(machine: LearnerMachine, settings: WorldSettings) -> None:
+def check_learner(machine: LearnerMachine, uploads_max: int) -> None:
     """Of a learner.
+
+    Args:
+        machine: It.
+        uploads_max: U.
 
     Raises:
         Violation: Something is larger than it may ever be.
     """
     busy = sum(slot.is_busy for slot in machine.context.slots)
-    must(busy <= settings.uploads_max, f"a learner has {busy} uploads under way of {settings.uploads_max}")
-    must(len(machine.context.slots) == settings.num_fragments, "a learner has another number of fragments")
+    must(busy <= uploads_max, f"a learner has {busy} uploads under way of {uploads_max}")
     must(not machine.context.effects, "a learner keeps effects that it has given")
 
 

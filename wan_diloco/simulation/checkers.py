@@ -166,13 +166,23 @@ class Invariants:
             must(mine == its, f"fragment {index}: the ledger has {its} merged, the tape {mine}")
 
     def _balanced(self, machine: SyncerMachine, fragment_id: FragmentId) -> None:
+        # In plain integers, since this is called at every event.
         ledger = machine.state.ledger
-        outstanding = ledger.outstanding(fragment_id)
-        rest = ledger.trained - ledger.merged[fragment_id] - outstanding
-        for amount in ledger.discarded[fragment_id].values():
-            rest -= amount
-        must(rest == Amount(0, 0), f"the ledger of fragment {fragment_id} is off by {rest}")
-        must(min(outstanding.steps, outstanding.tokens) >= 0, f"fragment {fragment_id} has negative work outstanding")
+        steps = tokens = 0
+        for life in ledger.lives.values():
+            running = life.running[fragment_id].settled
+            steps += life.position.steps - running.steps
+            tokens += life.position.tokens - running.tokens
+            for interval in life.ended[fragment_id]:
+                must(interval.end is not None, "an interval has ended nowhere")
+                assert interval.end is not None
+                steps += interval.end.steps - interval.settled.steps
+                tokens += interval.end.tokens - interval.settled.tokens
+        must(min(steps, tokens) >= 0, f"fragment {fragment_id} has negative work outstanding")
+        fates = (ledger.merged[fragment_id], *ledger.discarded[fragment_id].values())
+        steps += sum(amount.steps for amount in fates) - ledger.trained.steps
+        tokens += sum(amount.tokens for amount in fates) - ledger.trained.tokens
+        must(steps == tokens == 0, f"the ledger of fragment {fragment_id} is off by {steps} steps, {tokens} tokens")
 
     def _journalled(self, header: ContributionHeader) -> None:
         key = header.key

@@ -16,6 +16,7 @@ from wan_diloco.units import LearnerId
 __all__ = ["SYNCER_ENDS", "Fault", "FaultKind", "befall"]
 
 _UP, _DOWN = 0, 1
+_CLOCK_STEP_S = 7200.0
 
 
 class FaultKind(StrEnum):
@@ -39,6 +40,7 @@ class FaultKind(StrEnum):
     LEAVE = "leave"
     UPLINK = "uplink"
     NAN = "nan"
+    CLOCK = "clock"
     NEW_CAPS = "new_caps"
     LIE = "lie"
 
@@ -105,6 +107,9 @@ def _of_syncer(world: MachineWorld, fault: Fault) -> bool | None:
             world.node.slow_disk(0.02 * (1 + fault.amount), fault.lasts_s)
         case FaultKind.FULL_DISK:
             world.node.full_disk(fault.lasts_s)
+        case FaultKind.CLOCK:
+            # Whoever starts from now on has a clock that begins there, before or after all that went by the old.
+            world.clock_step_s += (fault.amount - 10) * _CLOCK_STEP_S
         case FaultKind.NEW_CAPS:
             _new_caps(world, fault)
         case _:
@@ -147,7 +152,7 @@ def _of_learner(world: MachineWorld, fault: Fault, node: LearnerNode) -> bool:
         case FaultKind.TWIN if node.runs:
             world.join(node.learner_id, node.usual_link)
         case FaultKind.SLOW_LINK if node.runs:
-            world.change_link(node, slower=1.0 + fault.amount, steps_slower=1.0, lasts_s=fault.lasts_s)
+            world.change_link(node, slower=1.0 + fault.amount / 4, steps_slower=1.0, lasts_s=fault.lasts_s)
         case FaultKind.SLOW_STEPS if node.runs:
             world.change_link(node, slower=1.0, steps_slower=1.0 + fault.amount / 4, lasts_s=fault.lasts_s)
         case FaultKind.NAN if node.runs:

@@ -59,6 +59,7 @@ class Surroundings(Protocol):
     agenda: Agenda
     invariants: Invariants
     note: Note
+    clock_step_s: float
 
     def connect(self, node: LearnerNode) -> None:
         """It knocks at the syncer's door."""
@@ -130,9 +131,10 @@ class LearnerNode:
         self.exit_code: int | None = None
         self.steps_s: list[tuple[float, int]] = []
         self._world = world
+        self._uploads_max = settings.uploads_max
         self._rng = rng
         self.machine = self._new_machine(Incarnation(0))
-        self._clock_s = rng.uniform(0.0, _CLOCK_MAX_S) if settings.skewed else 0.0
+        self._clock_s = world.clock_step_s + (rng.uniform(0.0, _CLOCK_MAX_S) if settings.skewed else 0.0)
         self._reached_s = float("-inf")
         self._newest = list(zip(self.versions, self.digests, strict=True))
         self._installs: dict[FragmentId, tuple[InstallUpdate, str]] = {}
@@ -234,7 +236,7 @@ class LearnerNode:
         effects = self.machine.handle(event, max(self._reached_s, self._world.agenda.now_s + self._clock_s))
         self._world.note(self.learner_id, event, effects)
         self._perform(effects)
-        check_learner(self.machine, self._world.settings)
+        check_learner(self.machine, self._uploads_max)
         self._timer += 1
         deadline_s, number = self.machine.deadline_s(), self._timer
         if deadline_s is not None:

@@ -72,6 +72,7 @@ class MachineWorld:
         watch: Is told of everything that passes the syncer, and of exits.
         nodes, everybody: The newest process of each learner, and all that ever were.
         mishaps: How often chance had something lost, repeated, spoiled or fail.
+        clock_step_s: By how much the wall clock was set, from which the clocks of new processes begin.
         befell: What went wrong, and how often; whoever has it go wrong counts.
     """
 
@@ -80,6 +81,7 @@ class MachineWorld:
     ) -> None:
         """Everybody starts at time 0."""
         self.settings = settings
+        self._uploads_max = settings.uploads_max
         self.rng = random.Random(seed)
         self.agenda = Agenda()
         self.invariants = Invariants(settings.quorum)
@@ -89,6 +91,7 @@ class MachineWorld:
         self.spoils: Callable[[ContributionHeader], bool] = lambda _: self.happens(settings.poison)
         self.watch: Callable[[Said], None] = lambda _: None
         self.mishaps = 0
+        self.clock_step_s = 0.0
         self.befell: Counter[str] = Counter()
         self.sessions: dict[SessionId, LearnerNode] = {}
         # Of strangers, who never get as far as a Welcome, and those of whose end the machine doesn't know yet.
@@ -367,7 +370,7 @@ class MachineWorld:
             return
         node.uploads.add(header)
         under_way = len(node.uploads)
-        must(under_way <= self.settings.uploads_max, f"{node.learner_id} has {under_way} uploads under way")
+        must(under_way <= self._uploads_max, f"{node.learner_id} has {under_way} uploads under way")
         offered = UploadOffered(session=session, header=header)
         arrival_s = self.now_s + self.delay_s(node) + self._bulk_s()
         self._bulk(node, _UP, arrival_s, lambda: self.tell(offered) if session in self.sessions else None)

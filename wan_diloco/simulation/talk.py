@@ -160,7 +160,6 @@ class Talk:
         self._left.discard(learner_id)
 
     def _asked(self, session: SessionId, pull: Pull, now_s: float) -> None:
-        must(session not in self._ended, f"session {session} is asked after its end")
         must(session in self._lives, f"session {session} is asked and was never welcomed")
         learner_id, incarnation = self._lives[session]
         must(self._is_live(learner_id, now_s), f"{learner_id} is asked, and its lease is over")

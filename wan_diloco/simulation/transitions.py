@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from functools import cache
 from typing import Any, get_args
 
 from wan_diloco.protocol.events import (
@@ -56,6 +57,7 @@ from wan_diloco.simulation.transition_table import (
 __all__ = ["Transitions", "missing_from_table", "table"]
 
 
+@cache
 def table() -> frozenset[str]:
     """All transitions that there are."""
     rows = [f"{who}: {event} -> {effect}" for who, part in _parts() for event in part for effect in part[event]]

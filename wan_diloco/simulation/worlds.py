@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from wan_diloco.simulation.checkers import Violation
@@ -24,8 +25,9 @@ __all__ = ["FAULTS_MIN", "MERGES_MIN", "WorldResult", "draw_world", "play_world"
 
 MERGES_MIN = 10
 FAULTS_MIN = 3
-# How many times as long as usual, and the longest upload: who waits for a narrow link for most of a run merges little.
-_TRIES = ((1, 12.0), (2, 2.0), (4, 0.5))
+# How many times as long as usual, the longest upload, and the most that is lost: who waits for narrow and lossy links for
+# most of a run merges little.
+_TRIES = ((1, 12.0, 0.3), (2, 2.0, 0.1), (4, 0.5, 0.02))
 # What an operator does isn't a fault.
 _HARMLESS = frozenset({FaultKind.SNAPSHOT, FaultKind.NEW_CAPS})
 _OF_SYNCER = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.RESTART)
@@ -41,6 +43,8 @@ class WorldResult:
     Attributes:
         merges: Versions published.
         faults: What befell, by kind; `mishap` is what chance had lost, repeated, spoiled or fail.
+        befell: How many faults that are, without chance's and the operator's.
+        crashes: Processes of the syncer that crashed.
         events: That the syncer's machine handled.
         violation: What didn't hold; empty when everything did.
         seen, undeclared: Transitions: see `transitions`.
@@ -49,6 +53,8 @@ class WorldResult:
     seed: int
     merges: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    befell: int = 0
+    crashes: int = 0
     events: int = 0
     violation: str = ""
     seen: frozenset[str] = frozenset()
@@ -60,35 +66,38 @@ def play_world(seed: int, note: Note | None = None) -> WorldResult:
 
     Args:
         seed: The number.
-        note: See `trials.play`; called for the last of several tries, after `None` events mark where one begins.
+        note: See `trials.play`; a world that turns out too small is played again, from the syncer's start.
     """
-    result = WorldResult(seed)
     for attempt in range(len(_TRIES)):
-        transitions = Transitions()
-
-        def noted(who: str, event: object, effects: object, transitions: Transitions = transitions) -> None:
-            transitions.note(who, event, effects)  # type: ignore[arg-type] # of the union that `Note` leaves open
-            if note is not None:
-                note(who, event, effects)  # type: ignore[arg-type] # as above
-
-        try:
-            world = play(draw_world(seed, attempt), noted)
-        except Exception as problem:  # noqa: BLE001 - whatever a world raises is what is looked for
-            kind = "" if isinstance(problem, Violation) else f"{type(problem).__name__}: "
-            result.violation = f"{kind}{problem}"
-            result.seen, result.undeclared = transitions.result()
-            return result
-        result.merges = sum(world.syncer.state.merges)
-        result.faults = Counter({str(kind): number for kind, number in world.befell.items()})
-        result.events = len(world.inputs)
-        transitions.ended(world)
-        result.seen, result.undeclared = transitions.result()
-        befell = sum(number for kind, number in world.befell.items() if kind not in _HARMLESS)
-        crashed = world.node.crashes > 0 or seed % 2 == 1
-        if result.merges >= MERGES_MIN and befell >= FAULTS_MIN and crashed:
-            result.faults["mishap"] = world.mishaps
+        result = _play_attempt(seed, attempt, note)
+        enough = result.merges >= MERGES_MIN and result.befell >= FAULTS_MIN and (seed % 2 or result.crashes)
+        if result.violation or enough:
             return result
     result.violation = f"the world stays too small: {result.merges} merges, faults {dict(result.faults)}"
+    return result
+
+
+def _play_attempt(seed: int, attempt: int, note: Note | None) -> WorldResult:
+    result, transitions = WorldResult(seed), Transitions()
+
+    def noted(who: str, event: object, effects: Sequence[object]) -> None:
+        transitions.note(who, event, effects)
+        if note is not None:
+            note(who, event, effects)
+
+    try:
+        world = play(draw_world(seed, attempt), noted)
+    except Exception as problem:  # noqa: BLE001 - whatever a world raises is what is looked for
+        kind = "" if isinstance(problem, Violation) else f"{type(problem).__name__}: "
+        result.violation = f"{kind}{problem}"
+    else:
+        transitions.ended(world)
+        result.merges, result.events = sum(world.syncer.state.merges), len(world.inputs)
+        result.faults = Counter({str(kind): number for kind, number in world.befell.items()})
+        result.befell = sum(number for kind, number in world.befell.items() if kind not in _HARMLESS)
+        result.faults["mishap"] = world.mishaps
+        result.crashes = world.node.crashes
+    result.seen, result.undeclared = transitions.result()
     return result
 
 
@@ -99,14 +108,14 @@ def draw_world(seed: int, attempt: int = 0) -> Trial:
         seed: An even one has a crash of the syncer, an odd one none.
         attempt: After a world that turned out too small: longer, and with wider links.
     """
-    stretch, upload_max_s = _TRIES[attempt]
+    stretch, upload_max_s, drop_max = _TRIES[attempt]
     rng = random.Random(seed)
     num_learners = rng.choice([1, 2, 2, 3, 3, 3, 4])
     lockstep = rng.random() < 0.12
     quorum = num_learners if lockstep else rng.randint(1, num_learners)
     period = rng.randint(2, 5)
     num_fragments = rng.randint(math.ceil(period / 2), 6)
-    total_steps = stretch * max(3 * period, math.ceil(18 * period / num_fragments))
+    total_steps = stretch * max(3 * period, math.ceil(20 * period / num_fragments))
     links = tuple(_link(rng, upload_max_s) for _ in range(num_learners))
     length_s = total_steps * sorted(link.step_s for link in links)[quorum - 1]
     late = tuple(LearnerId(f"m{index}") for index in range(1, num_learners) if rng.random() < 0.12)
@@ -121,7 +130,7 @@ def draw_world(seed: int, attempt: int = 0) -> Trial:
         total_steps=total_steps,
         lease_s=rng.choice([2.0, 10.0]),
         merge_s=rng.choice([0.0, 0.02, 0.02, 1.5]),
-        drop=rng.choice([0.0, 0.0, 0.1, 0.3]),
+        drop=min(drop_max, rng.choice([0.0, 0.0, 0.1, 0.3])),
         repeat=rng.choice([0.0, 0.0, 0.2]),
         poison=rng.choice([0.0, 0.0, 0.0, 0.1]),
         merge_fails=rng.choice([0.0, 0.0, 0.0, 0.3]),
