@@ -38,7 +38,9 @@ def protocol(
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, metavar="SEED", help="Play this one alone, and tell all of it.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, metavar="J", help="Processes; by default all cores.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, metavar="J", help="Processes; by default all cores.")
+    ] = None,
     failures: Annotated[
         Path, typer.Option("--failures", metavar="FILE", help="Gets a line for each seed that fails.")
     ] = _FAILURES,
@@ -46,8 +48,8 @@ def protocol(
 ) -> None:
     """Play worlds of a syncer and learners with all their faults, and check what must hold after every event.
 
-    The machines are the product's; links, disks and clocks are invented. A seed is one world, the same each time, with at
-    least 10 merges and 3 faults. Ends with 70 if anything didn't hold.
+    The machines are the product's; links, disks and clocks are invented. A seed is one world, the same each time, with
+    at least 10 merges and 3 faults. Ends with 70 if anything didn't hold.
     """
     if seed is not None:
         _tell(seed)

@@ -204,9 +204,9 @@ class LearnerMachine:
         self.context.effects.append(ShowReason(topic="syncer", text=f"the syncer can't be reached: {event.reason}"))
 
     def _said(self, message: SyncerMessage, now_s: float) -> None:
-        if isinstance(message, Pull | Acknowledged | ContributionRefused) and message.fragment_id >= self._num_fragments:
-            return  # whoever says it means another model
         match message:
+            case Pull() | Acknowledged() | ContributionRefused() if message.fragment_id >= len(self.context.slots):
+                pass  # whoever says it means another model
             case Welcome():
                 self._welcome(message, now_s)
             case Refused():
@@ -340,10 +340,6 @@ class LearnerMachine:
             self.context.effects.append(ShowReason(topic="end", text=text))
 
     @property
-    def _num_fragments(self) -> int:
-        return len(self.context.slots)
-
-    @property
     def _step(self) -> int:
         """The global step, as well as it is known here."""
         return self.context.counters.local_step - self.context.anchor
@@ -368,8 +364,9 @@ class LearnerMachine:
         ]
         if not held:
             return LocalStep(self.context.anchor + min(schedule.next_due_step(step), self._total_steps))
-        # Who joined or was resynced at a due step has nothing to contribute, nor has one whose steps had no finite loss,
-        # and the round can't close without it: it takes one step more. While it held nobody would know that it is well.
+        # Who joined or was resynced at a due step has nothing to contribute, nor has one whose steps had no finite
+        # loss, and the round can't close without it: it takes one step more. While it held, nobody would know that it
+        # is well again.
         lacks_work = any(
             local_step == slot.state.step_lo or self.context.counters.tokens == slot.state.tokens_lo for slot in held
         )

@@ -90,4 +90,3 @@ def play_worlds(first: int, count: int, jobs: int) -> Iterator[WorldResult]:
 
 def _play_batch(seeds: range) -> list[WorldResult]:
     return [play_world(seed) for seed in seeds]
-

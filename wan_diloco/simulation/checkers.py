@@ -38,7 +38,7 @@ class Violation(AssertionError):
     """An invariant doesn't hold: a bug of ours."""
 
 
-def must(holds: bool, problem: str) -> None:  # noqa: FBT001 - reads like the assertion that it is
+def must(holds: bool, problem: str) -> None:
     """An invariant.
 
     Raises:
@@ -94,6 +94,8 @@ class Invariants:
                     self.written[header.key] = header
                 case ContributionDiscarded(header=header):
                     self.written.pop(header.key, None)
+                case RunEnded():
+                    self.written.clear()
                 case RoundClosed():
                     for entry in effect.record.entries:
                         known = self.written.pop(entry.header.key, None)
@@ -148,8 +150,12 @@ class Invariants:
         must(same, f"round {effect.round_id} is merged with other entries than it closed with, or again")
 
     def balanced(self, machine: SyncerMachine) -> None:
-        """The ledger accounts for every step of every fragment."""
+        """The ledger accounts for every step of every fragment, and no journalled work is lost."""
         ledger = machine.state.ledger
+        held = sum(map(len, machine.state.pool))
+        must(
+            held == len(self.written), f"{held} contributions wait to be merged, of {len(self.written)} in the journal"
+        )
         # All of a few fragments each time; of many, a different few, since this is called at every event.
         first, self._turn = self._turn, self._turn + _BALANCED_AT_ONCE
         for index in {number % ledger.num_fragments for number in range(first, self._turn)}:
@@ -202,7 +208,7 @@ class Invariants:
         fragment_id, version = record.fragment_id, self.versions.get(record.fragment_id, _FIRST)
         must(record.round_id not in self.closed, f"round {record.round_id} is closed twice")
         must(fragment_id not in self.merging_now, f"fragment {fragment_id} has two rounds")
-        must(record.from_version == version, f"round {record.round_id} starts from {record.from_version}, not {version}")
+        must(record.from_version == version, f"round {record.round_id} starts from another version than {version}")
         must(record.to_version == version.next(), f"round {record.round_id} leads to {record.to_version}")
         self.closed.add(record.round_id)
         self.merging_now[fragment_id] = record

@@ -28,6 +28,7 @@ class FaultKind(StrEnum):
     TWIN = "twin"
     RESTART = "restart"
     CRASH = "crash"
+    CRASH_AT_END = "crash_at_end"
     SNAPSHOT = "snapshot"
     HALF_OPEN = "half_open"
     ONE_WAY_UP = "one_way_up"
@@ -46,7 +47,7 @@ class FaultKind(StrEnum):
 
 
 # The syncer's process ends, and another takes its state up.
-SYNCER_ENDS = frozenset({FaultKind.RESTART, FaultKind.CRASH})
+SYNCER_ENDS = frozenset({FaultKind.RESTART, FaultKind.CRASH, FaultKind.CRASH_AT_END})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,8 @@ def _of_syncer(world: MachineWorld, fault: Fault) -> bool | None:
             return world.restart_syncer(fault.lasts_s)
         case FaultKind.CRASH:
             return world.doom_syncer(fault.amount, fault.lasts_s)
+        case FaultKind.CRASH_AT_END:
+            world.node.doom_end(before=fault.amount % 2 == 0, down_s=fault.lasts_s)
         case FaultKind.SNAPSHOT:
             if world.syncer_up:
                 world.disk.snapshot(world.syncer.state)
@@ -156,7 +159,9 @@ def _of_learner(world: MachineWorld, fault: Fault, node: LearnerNode) -> bool:
         case FaultKind.SLOW_STEPS if node.runs:
             world.change_link(node, slower=1.0, steps_slower=1.0 + fault.amount / 4, lasts_s=fault.lasts_s)
         case FaultKind.NAN if node.runs:
-            node.go_barren(fault.lasts_s)
+            # Now and then for good, where the run can do without it: in lockstep it would never end, and says so.
+            for_good = fault.amount > 15 and world.settings.quorum < len(world.settings.links)
+            node.go_barren(float("inf") if for_good else fault.lasts_s)
         case FaultKind.LIE if connected and node.machine.incarnation > 0:
             return tell_lie(world, node, fault.amount)
         case _:

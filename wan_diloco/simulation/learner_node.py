@@ -7,8 +7,8 @@ symbol here, and training changes no weights: only counters.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, assert_never
 
 from wan_diloco.protocol.events import (
@@ -159,8 +159,10 @@ class LearnerNode:
 
     @property
     def is_able(self) -> bool:
-        """It runs, and the syncer and it hear each other."""
-        return self.runs and not self._frozen and self.session is not None and not any(self.blocked)
+        """It runs, the syncer and it hear each other, and its work is worth something."""
+        connected = self.session is not None and not any(self.blocked)
+        finite = self._world.agenda.now_s >= self._barren_until_s
+        return self.runs and not self._frozen and connected and finite
 
     def start(self) -> None:
         """Begin."""
@@ -240,9 +242,7 @@ class LearnerNode:
         self._timer += 1
         deadline_s, number = self.machine.deadline_s(), self._timer
         if deadline_s is not None:
-            self._world.agenda.at(
-                deadline_s - self._clock_s, lambda: self._do(lambda: self._fire(number, deadline_s))
-            )
+            self._world.agenda.at(deadline_s - self._clock_s, lambda: self._do(lambda: self._fire(number, deadline_s)))
 
     def _fire(self, number: int, deadline_s: float) -> None:
         if number == self._timer:
@@ -288,7 +288,9 @@ class LearnerNode:
             base, since = self.versions[fragment_id], self.installed_at[fragment_id][0]
             must(header.base == base, f"{self.learner_id} names {header.base} as the base of a delta to {base}")
             span = (int(header.key.step_lo), int(header.step_hi))
-            must(span == (since, self.local_step), f"{self.learner_id} sends steps {span}, not {since, self.local_step}")
+            must(
+                span == (since, self.local_step), f"{self.learner_id} sends steps {span}, not {since, self.local_step}"
+            )
         self._world.offer(self, header)
 
     def _apply(self, effect: ApplyUpdate) -> None:
@@ -311,7 +313,8 @@ class LearnerNode:
     def _soon(self, event: LearnerEvent) -> None:
         """What this uplink process began comes back to it, if it is still there."""
         generation = self.generation
-        self._later(0.0, lambda: self._handle(event) if generation == self.generation else None)
+        decode_s = self._world.settings.decode_s
+        self._later(decode_s, lambda: self._handle(event) if generation == self.generation else None)
 
     def _boundary(self, *, stepped: bool) -> None:
         """What the training loop does between two steps."""
@@ -360,4 +363,3 @@ class LearnerNode:
             )
         self._installs.clear()
         return tuple(installed)
-

@@ -78,6 +78,12 @@ def _stranger(**changes: Any) -> Lie:
     return lambda world, node: world.stranger([replace(_hello(world, node), **changes)])
 
 
+def _twice(world: MachineWorld, node: LearnerNode) -> bool:
+    """A session that is refused, and says what would be right."""
+    hello = _hello(world, node)
+    return world.stranger([replace(hello, run="another"), hello])
+
+
 def _without_hello(world: MachineWorld, node: LearnerNode) -> bool:
     return world.stranger([_report(node, 0)])
 
@@ -161,6 +167,7 @@ _LIES: tuple[Lie, ...] = (
     _stranger(settings=(("a", "setting"), ("b", "one more"))),
     _stranger(initial_digests=("other weights",)),
     _without_hello,
+    _twice,
     _says(_hello),
     _says(lambda _, node: _report(node, _LEAP_STEPS)),
     _offers(_key(learner_id=LearnerId("nobody"))),

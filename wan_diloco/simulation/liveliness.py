@@ -15,8 +15,13 @@ Both are said of stretches in which nothing goes wrong: any fault, loss or end o
 where L is the longest time from a question to its answer: the longest that was seen, or what the links say.
 
 **No starvation.** No learner trains for more than 3 H steps without a fresh merge of any fragment, while 2 P rounds
-are closed without it: rounds that nobody closes are the other law's affair. Exceptions, by physics: a learner whose answer takes longer than a round may be held open (bound x the
-quickest step): a step, two ways, and as many uploads as may be under way; and none is promised with `grace_safety` 0.
+are closed without it: rounds that nobody closes are the other law's affair. Exceptions, by physics:
+
+- a learner whose answer (a step, three ways, as many uploads as may be under way) takes longer than a round may be held
+  open (bound x the quickest step);
+- a run whose period is shorter than such an answer and a merge: its rounds follow each other so closely that who has
+  just installed has no step to give;
+- losses that aren't finite, which are worth nothing; and with `grace_safety` 0 nothing is promised.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from collections.abc import Iterable
 from wan_diloco.simulation.checkers import Invariants, must
 from wan_diloco.simulation.learner_node import LearnerNode
 from wan_diloco.simulation.syncer_node import SyncerNode
+from wan_diloco.simulation.talk import Talk
 from wan_diloco.simulation.world_settings import LinkProfile, WorldSettings
 from wan_diloco.units import LearnerId
 
@@ -71,19 +77,20 @@ class Liveliness:
     Args:
         settings: The run.
         invariants: The books of what is merged.
+        talk: The books of who was asked.
     """
 
-    def __init__(self, settings: WorldSettings, invariants: Invariants) -> None:
+    def __init__(self, settings: WorldSettings, invariants: Invariants, talk: Talk) -> None:
         """Nothing has happened."""
         self._settings = settings
         self._invariants = invariants
+        self._talk = talk
         self._look_s = 0.0
         self._since_s = 0.0
         self._closed = 0
         self._able: frozenset[tuple[LearnerId, int]] = frozenset()
         # Of each learner: merges, own step, and closed rounds, when its stretch began.
         self._stretches: dict[LearnerId, tuple[int, int, int]] = {}
-        self.longest_s = 0.0
 
     def disturbed(self, now_s: float) -> None:
         """Something goes wrong, or stops to: what comes is another stretch."""
@@ -114,7 +121,7 @@ class Liveliness:
             self._starves(node, min(other.link.step_s for other in able))
 
     def _progress(self, now_s: float, able: list[LearnerNode], syncer: SyncerNode) -> None:
-        longest_s = max(self.longest_s, *(answer_s(self._settings, node.link) for node in able))
+        longest_s = max(self._talk.longest_s, *(answer_s(self._settings, node.link) for node in able))
         most_s = progress_s(self._settings, max(node.link.step_s for node in able), longest_s)
         stood_s = now_s - self._since_s
         waits = dict(syncer.machine.context.waiting)
@@ -129,7 +136,10 @@ class Liveliness:
             return
         steps = node.local_step - first_step
         rounds = len(self._invariants.closed) - first_closed
-        is_promised = settings.safety > 0 and answer_s(settings, node.link) <= settings.bound_steps * step_s
+        longest_s = answer_s(settings, node.link)
+        in_time = longest_s <= settings.bound_steps * step_s
+        in_turn = longest_s + settings.merge_s <= settings.period_steps * step_s
+        is_promised = settings.safety > 0 and in_time and in_turn
         if is_promised and rounds >= 2 * settings.num_fragments:
             text = f"{learner_id} has trained {steps} steps, {rounds} rounds were closed, and none had fresh work of it"
             must(steps <= 3 * settings.period_steps, text)

@@ -43,19 +43,19 @@ from wan_diloco.simulation.checkers import Invariants, must
 from wan_diloco.simulation.learner_node import LearnerNode, Note
 from wan_diloco.simulation.liveliness import Liveliness
 from wan_diloco.simulation.syncer_disk import SyncerDisk
-from wan_diloco.simulation.syncer_node import SyncerNode
+from wan_diloco.simulation.syncer_node import Said, SyncerNode
 from wan_diloco.simulation.talk import Talk
 from wan_diloco.simulation.world_settings import LinkProfile, WorldSettings
 from wan_diloco.units import LearnerId
 
 __all__ = ["LearnerNode", "LinkProfile", "MachineWorld", "Said", "WorldSettings"]
 
-# What may be told to whoever watches: an event or effect of the syncer, or a learner's end.
-Said = SyncerEvent | SyncerEffect | ExitLearner
 _UP, _DOWN = 0, 1
 # After how long both ends give up a connection over which nothing comes back; the second may need a little longer.
 _KEEPALIVE_S = 8.0
 _KEEPALIVE_SPREAD_S = 4.0
+# Of streams that break, how many break when all is there.
+_BROKEN_AND_THERE = 0.3
 
 
 class MachineWorld:
@@ -76,9 +76,7 @@ class MachineWorld:
         befell: What went wrong, and how often; whoever has it go wrong counts.
     """
 
-    def __init__(
-        self, settings: WorldSettings, seed: int, note: Note = lambda _who, _event, _effects: None
-    ) -> None:
+    def __init__(self, settings: WorldSettings, seed: int, note: Note = lambda _who, _event, _effects: None) -> None:
         """Everybody starts at time 0."""
         self.settings = settings
         self._uploads_max = settings.uploads_max
@@ -98,7 +96,7 @@ class MachineWorld:
         self.strangers: set[SessionId] = set()
         self._untold: set[SessionId] = set()
         self._last_session = 0
-        self.liveliness = Liveliness(settings, self.invariants)
+        self.liveliness = Liveliness(settings, self.invariants, self.talk)
         self.node = SyncerNode(self)
         self.node.start()
         self.nodes: dict[LearnerId, LearnerNode] = {}
@@ -304,7 +302,8 @@ class MachineWorld:
         node.uploads.remove(header)
         if lost:
             node.handle(UploadBroken(header=header))
-            return
+            if self.rng.random() >= _BROKEN_AND_THERE:
+                return
         event: SyncerEvent = UploadStored(
             session=session,
             header=header,
@@ -325,13 +324,16 @@ class MachineWorld:
         arrived = UpdateArrived(header=effect.header)
         lost = self.loses(effect)
 
+        # A stream may break at its very end, when all is there.
+        there = not lost or self.rng.random() < _BROKEN_AND_THERE
+
         def arrive() -> None:
+            if there and node.session == session:
+                node.handle(arrived)
             if lost:
                 self.tell(broken, process)
-            elif node.session == session:
-                node.handle(arrived)
 
-        self._bulk(node, _DOWN, self.now_s + self.delay_s(node) + self._bulk_s(), arrive)
+        self.agenda.after(self.delay_s(node) + self._bulk_s(), lambda: self._descend(node, session, arrive))
 
     # ---- a learner's surroundings ----------------------------------------------------------------
 
@@ -373,7 +375,7 @@ class MachineWorld:
         must(under_way <= self._uploads_max, f"{node.learner_id} has {under_way} uploads under way")
         offered = UploadOffered(session=session, header=header)
         arrival_s = self.now_s + self.delay_s(node) + self._bulk_s()
-        self._bulk(node, _UP, arrival_s, lambda: self.tell(offered) if session in self.sessions else None)
+        self._bulk(node, _UP, arrival_s, lambda: self.tell(offered))
 
     def poisoned(self) -> bool:
         """Whether an update turns out not to decode."""
@@ -442,11 +444,23 @@ class MachineWorld:
         self.agenda.at(arrival_s, lambda: self._arrive(node, session, direction, action))
 
     def _arrive(self, node: LearnerNode, session: SessionId | None, direction: int, action: Callable[[], None]) -> None:
-        if node.session != session or session is None:
+        if session is None:
+            return
+        if node.session != session:
+            # What was said before a learner lost its connection may come all the same, and after its next Hello.
+            if direction == _UP and session in self._untold and not node.blocked[_UP]:
+                action()
             return
         if node.blocked[direction]:
             node.held[direction].append((session, action))
         else:
+            action()
+
+    def _descend(self, node: LearnerNode, session: SessionId, action: Callable[[], None]) -> None:
+        """An update is there, or its end; a sender notices also when the receiver is gone."""
+        if node.session == session and node.blocked[_DOWN]:
+            node.held[_DOWN].append((session, action))
+        elif session in self._untold:
             action()
 
     def change_link(self, node: LearnerNode, *, slower: float, steps_slower: float, lasts_s: float) -> None:

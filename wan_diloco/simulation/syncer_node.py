@@ -11,10 +11,12 @@ import operator
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from wan_diloco.protocol.events import (
     EndRun,
+    ExitLearner,
     MergeFailed,
     MergeFinished,
     Record,
@@ -26,6 +28,7 @@ from wan_diloco.protocol.events import (
 )
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.tape import RunEnded
 from wan_diloco.simulation.agenda import Agenda
 from wan_diloco.simulation.bounds import check_syncer
 from wan_diloco.simulation.checkers import Invariants
@@ -35,7 +38,10 @@ from wan_diloco.simulation.talk import Talk
 from wan_diloco.simulation.world_settings import WorldSettings
 from wan_diloco.units import FragmentId
 
-__all__ = ["Network", "SyncerNode"]
+__all__ = ["Network", "Said", "SyncerNode"]
+
+# What may be told to whoever watches: an event or effect of the syncer, or a learner's end.
+Said = SyncerEvent | SyncerEffect | ExitLearner
 
 # From a contribution's last byte to its place in the journal.
 _STORE_S = 0.001
@@ -53,7 +59,7 @@ class Network(Protocol):
     agenda: Agenda
     invariants: Invariants
     talk: Talk
-    watch: Callable[[SyncerEvent | SyncerEffect], None]
+    watch: Callable[[Said], None]
     note: Note
     clock_step_s: float
 
@@ -116,6 +122,7 @@ class SyncerNode:
         # After how many more effects the syncer crashes; None for never.
         self._doom: int | None = None
         self._down_s = 0.0
+        self._doomed_end: tuple[bool, float] | None = None
         # While a write takes its time nothing is decided, and words wait.
         self._stalled = False
         self._inbox: deque[SyncerEvent] = deque()
@@ -140,6 +147,10 @@ class SyncerNode:
             return False
         self._doom, self._down_s = effects, down_s
         return True
+
+    def doom_end(self, *, before: bool, down_s: float) -> None:
+        """Crash when the run ends: before that is written, or after."""
+        self._doomed_end = (before, down_s)
 
     def crash(self, down_s: float) -> bool:
         """Crash now; start again from the disk after that time. Returns whether there was anything to crash."""
@@ -225,6 +236,7 @@ class SyncerNode:
                     if self._network.rng.random() < 0.5:
                         self._write([later for later in effects[index:] if isinstance(later, Record)])
                     self.crash(self._down_s)
+            self._end_doom(effect)
             if process != self.process:
                 return
             self._network.watch(effect)
@@ -232,10 +244,18 @@ class SyncerNode:
                 # Until it is flushed a crash may leave it, a part of it, or nothing.
                 self.disk.write(effect, flushed=False)
                 self._stalled = True
-                self._network.agenda.after(wait_s, lambda index=index: self._flushed(effects, index, process))
+                self._network.agenda.after(wait_s, partial(self._flushed, effects, index, process))
                 return
             self._perform(effect)
         self._settled()
+
+    def _end_doom(self, effect: SyncerEffect) -> None:
+        if self._doomed_end is None or not isinstance(effect, Record) or not isinstance(effect.record, RunEnded):
+            return
+        (before, down_s), self._doomed_end = self._doomed_end, None
+        if not before:
+            self._write([effect])
+        self.crash(down_s)
 
     def _flushed(self, effects: list[SyncerEffect], index: int, process: int) -> None:
         if process != self.process:

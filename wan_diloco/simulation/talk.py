@@ -47,12 +47,16 @@ class Talk:
     Args:
         settings: The run.
         invariants: The books of what is durable.
+
+    Attributes:
+        longest_s: The longest from a question to its answer in the journal.
     """
 
     def __init__(self, settings: WorldSettings, invariants: Invariants) -> None:
         """Nobody has said anything."""
         self._settings = settings
         self._invariants = invariants
+        self.longest_s = 0.0
         self._hellos: dict[SessionId, Hello] = {}
         self._lives: dict[SessionId, tuple[LearnerId, int]] = {}
         self._standing: dict[LearnerId, SessionId] = {}
@@ -92,6 +96,9 @@ class Talk:
             case UploadStored():
                 key = event.header.key
                 self._measured.add((key.learner_id, int(key.incarnation)))
+                asked = self._attempts.get((event.header.round_id, event.header.attempt))
+                if asked is not None:
+                    self.longest_s = max(self.longest_s, now_s - asked.asked_s)
             case _:
                 pass
 
@@ -172,8 +179,10 @@ class Talk:
 
     def _closed(self, closed: RoundClosed, now_s: float) -> None:
         name, quorum = f"round {closed.round_id}", self._settings.quorum
-        attempt = self._attempts.get((closed.round_id, closed.attempt), _Attempt(now_s))
-        for learner_id in closed.members:
+        known = self._attempts.get((closed.round_id, closed.attempt))
+        attempt = known or _Attempt(now_s)
+        # When nobody had a connection nobody was told, and these books don't know when that was.
+        for learner_id in closed.members if known is not None else ():
             silent_s = attempt.asked_s - self._heard_s.get(learner_id, float("-inf"))
             must(silent_s <= self._lease_s(learner_id) + _TINY_S, f"{name} names {learner_id}, silent {silent_s} s")
         fresh = {
@@ -194,12 +203,10 @@ class Talk:
         }
         self._graceful(name, closed.attempt, awaited, attempt, now_s)
 
-    def _graceful(
-        self, name: str, number: int, awaited: set[LearnerId], attempt: _Attempt, now_s: float
-    ) -> None:
+    def _graceful(self, name: str, number: int, awaited: set[LearnerId], attempt: _Attempt, now_s: float) -> None:
         """Of whom it isn't known how long it takes, it is waited for up to the bound."""
         new = {learner for learner in awaited if (learner, attempt.lives[learner]) not in self._measured}
-        steps = [step_s for learner, step_s in self._step_s.items() if step_s > 0 and learner in self._standing]
+        steps = [step_s for step_s in self._step_s.values() if step_s > 0]
         if not new or not self._settings.safety:
             return
         must(bool(steps), f"{name} closed without {min(new)} before anything was known of steps")

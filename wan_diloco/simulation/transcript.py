@@ -12,7 +12,9 @@ __all__ = ["retell"]
 
 _DETAIL_MAX = 160
 # What says nothing that the rest of a line doesn't.
-_DULL = frozenset({"layout", "settings", "initial_digests", "codec", "codes_bytes", "scales_bytes", "shards", "fragments"})
+_DULL = frozenset(
+    {"layout", "settings", "initial_digests", "codec", "codes_bytes", "scales_bytes", "shards", "fragments"}
+)
 
 
 def retell(seed: int, tell: Callable[[str], None]) -> WorldResult:

@@ -1,13 +1,13 @@
 """Which transitions of the machines a run has shown, of those that there are.
 
 A transition is an event of a machine together with an effect that it led to; and each typed reason is one too: of a
-refusal, a decline, a discard, a session's end, a member's absence, a restart. The table is written down below by what the
-code of the machines can do, not by what runs have shown. Its rows and reasons are held to the protocol's own unions and
-enums (`missing_from_table`), so that a new event, effect or reason must be entered; and a run that shows a transition
-which isn't in it says so (`undeclared`).
+refusal, a decline, a discard, a session's end, a member's absence, a restart. The table is written down by what the
+code of the machines can do, not by what runs have shown. Its rows and reasons are held to the protocol's own unions
+and enums (`missing_from_table`), so that a new event, effect or reason must be entered; and a run that shows a
+transition which isn't in it says so (`undeclared`).
 
-After each event a machine settles: it makes every decision that has become possible, also by time alone. So at the very
-instant of a timer any event may show what the timer would have; such pairs are neither counted nor undeclared.
+After each event a machine settles: it makes every decision that has become possible, also by time alone. So at the
+very instant of a timer any event may show what the timer would have; such pairs are neither counted nor undeclared.
 """
 
 from __future__ import annotations
@@ -123,9 +123,7 @@ class Transitions:
         """Transitions of the table that were seen, and those that it lacks."""
         known = table()
         seen = {f"{who}: {event} -> {effect}" for who, event, effect in self._pairs} | self._reasons
-        settled = {
-            f"{who}: {event} -> {effect}" for who, event, effect in self._pairs if effect in BY_SETTLING[who]
-        }
+        settled = {f"{who}: {event} -> {effect}" for who, event, effect in self._pairs if effect in BY_SETTLING[who]}
         return frozenset(seen & known), frozenset(seen - known - settled)
 
     def _reason(self, effect: object) -> None:

@@ -54,6 +54,7 @@ class WorldSettings:
         echo: Chance that a control message of the syncer arrives twice.
         calm_s: From when on none of these chances exists any more.
         bulk_jitter_s: Added at random to each bulk transfer, up to this: they overtake each other, and control.
+        decode_s: How long an update takes to decode.
         skewed: Each process has a clock of its own, which begins anywhere.
         late: Learners that aren't there at the start.
     """
@@ -75,6 +76,7 @@ class WorldSettings:
     echo: float = 0.0
     calm_s: float = float("inf")
     bulk_jitter_s: float = 0.0
+    decode_s: float = 0.0
     skewed: bool = False
     late: tuple[LearnerId, ...] = ()
     start_timeout_s: float = 60.0

@@ -25,11 +25,12 @@ __all__ = ["FAULTS_MIN", "MERGES_MIN", "WorldResult", "draw_world", "play_world"
 
 MERGES_MIN = 10
 FAULTS_MIN = 3
-# How many times as long as usual, the longest upload, and the most that is lost: who waits for narrow and lossy links for
-# most of a run merges little.
+# How many times as long as usual, the longest upload, and the most that is lost: who waits for narrow and lossy links
+# for most of a run merges little.
 _TRIES = ((1, 12.0, 0.3), (2, 2.0, 0.1), (4, 0.5, 0.02))
 # What an operator does isn't a fault.
 _HARMLESS = frozenset({FaultKind.SNAPSHOT, FaultKind.NEW_CAPS})
+_OFTEN = (FaultKind.SNAPSHOT, FaultKind.NEW_CAPS, FaultKind.LIE)
 _OF_SYNCER = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.RESTART)
 _OTHERS = tuple(kind for kind in FaultKind if kind not in SYNCER_ENDS | _HARMLESS | {FaultKind.JOIN_LATE})
 # Faults come within this share of a run; what is left shows that all is well again.
@@ -137,6 +138,7 @@ def draw_world(seed: int, attempt: int = 0) -> Trial:
         echo=rng.choice([0.0, 0.0, 0.2]),
         calm_s=_TROUBLED * length_s,
         bulk_jitter_s=rng.choice([0.0, 0.0, 0.2, 1.0]),
+        decode_s=rng.choice([0.0, 0.05, 0.5]),
         skewed=rng.random() < 0.5,
         late=late,
         start_timeout_s=rng.choice([2.0, 5.0]) if late or rng.random() < 0.1 else 60.0,
@@ -162,15 +164,13 @@ def _link(rng: random.Random, upload_max_s: float) -> LinkProfile:
 
 def _faults(rng: random.Random, seed: int, settings: WorldSettings) -> tuple[Fault, ...]:
     kinds = [rng.choice(_OTHERS) for _ in range(rng.randint(FAULTS_MIN, FAULTS_MIN + 3))]
-    kinds += [kind for kind in _HARMLESS_ORDER if rng.random() < 0.3]
+    kinds += [kind for kind in _OFTEN if rng.random() < 0.35]
     if seed % 2 == 0:
         kinds += [rng.choice(_OF_SYNCER) for _ in range(rng.choice([1, 1, 2]))]
+        kinds += [FaultKind.CRASH_AT_END] * (rng.random() < 0.2)
     faults = [_fault(rng, kind, rng.choice(settings.learners), settings.calm_s) for kind in kinds]
     joins = [_fault(rng, FaultKind.JOIN_LATE, learner_id, settings.calm_s) for learner_id in settings.late]
     return tuple(sorted([*faults, *joins], key=lambda fault: fault.at_s))
-
-
-_HARMLESS_ORDER = tuple(kind for kind in FaultKind if kind in _HARMLESS)
 
 
 def _fault(rng: random.Random, kind: FaultKind, learner_id: LearnerId, until_s: float) -> Fault:
@@ -178,6 +178,6 @@ def _fault(rng: random.Random, kind: FaultKind, learner_id: LearnerId, until_s: 
         at_s=rng.uniform(0.05, 1.0) * until_s,
         kind=kind,
         learner_id=learner_id,
-        lasts_s=rng.choice([0.2, 1.0, 3.0, 6.0, 12.0]),
+        lasts_s=rng.choice([0.2, 1.0, 3.0, 6.0, 12.0, 20.0 if kind is FaultKind.HANG else 12.0]),
         amount=rng.randrange(NUM_LIES) if kind is FaultKind.LIE else rng.randint(0, 20),
     )
