@@ -27,7 +27,7 @@ MERGES_MIN = 10
 FAULTS_MIN = 3
 # How many times as long as usual, the longest upload, and the most that is lost: who waits for narrow and lossy links
 # for most of a run merges little.
-_TRIES = ((1, 12.0, 0.3), (2, 2.0, 0.1), (4, 0.5, 0.02))
+_TRIES = ((1, 12.0, 0.3), (2, 2.0, 0.1), (8, 0.2, 0.02))
 # What an operator does isn't a fault.
 _HARMLESS = frozenset({FaultKind.SNAPSHOT, FaultKind.NEW_CAPS})
 _OFTEN = (FaultKind.SNAPSHOT, FaultKind.NEW_CAPS, FaultKind.LIE)

@@ -325,13 +325,13 @@ MUTANTS = (
         says="attempt 1 of round",
     ),
     Mutant(
-        name="a round closes empty", patches=((RoundConductor, "_decide", _empty),), seed=2, says="closed with 0 of"
+        name="a round closes empty", patches=((RoundConductor, "_decide", _empty),), seed=0, says="closed with 0 of"
     ),
-    Mutant(name="a lease ends a life", patches=((SyncerMachine, "_settle", _lease_kills),), seed=0, says=""),
+    Mutant(name="a lease ends a life", patches=((SyncerMachine, "_settle", _lease_kills),), seed=0, says="did not end"),
     Mutant(
         name="replaced after its close record",
         patches=((Ledger, "named", _nothing),),
-        seed=2,
+        seed=7,
         says="journalled and merged already",
     ),
     Mutant(
@@ -361,7 +361,7 @@ MUTANTS = (
     Mutant(
         name="a restart forgets closed rounds",
         patches=((RoundConductor, "restart", _forgets_closed),),
-        seed=10,
+        seed=8,
         says="no round closed for",
     ),
     Mutant(
@@ -385,7 +385,7 @@ MUTANTS = (
     Mutant(
         name="ended sessions are kept for ever",
         patches=((SyncerMachine, "_note", _keeps_sessions),),
-        seed=0,
+        seed=3,
         says="sessions that are ending",
     ),
     Mutant(
