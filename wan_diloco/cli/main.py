@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from wan_diloco.cli import config, export, learner, replay, run, syncer, version
+from wan_diloco.cli import config, export, learner, replay, run, simulate, syncer, version
 from wan_diloco.errors import EXIT_INTERNAL, WanDilocoError
 
 __all__ = ["build_app", "main"]
@@ -35,6 +35,7 @@ def build_app() -> typer.Typer:
     learner.register(app)
     export.register(app)
     replay.register(app)
+    simulate.register(app)
     config.register(app)
     version.register(app)
     return app

@@ -205,6 +205,8 @@ class LearnerMachine:
 
     def _said(self, message: SyncerMessage, now_s: float) -> None:
         match message:
+            case Pull() | Acknowledged() | ContributionRefused() if message.fragment_id >= len(self.context.slots):
+                pass  # whoever says it means another model
             case Welcome():
                 self._welcome(message, now_s)
             case Refused():
@@ -362,10 +364,13 @@ class LearnerMachine:
         ]
         if not held:
             return LocalStep(self.context.anchor + min(schedule.next_due_step(step), self._total_steps))
-        # Who joined or was resynced at a due step has nothing to contribute, and the round can't close without
-        # it: it takes one step more.
-        has_work = all(local_step > slot.state.step_lo for slot in held)
-        return local_step if has_work else LocalStep(local_step + 1)
+        # Who joined or was resynced at a due step has nothing to contribute, nor has one whose steps had no finite
+        # loss, and the round can't close without it: it takes one step more. While it held, nobody would know that it
+        # is well again.
+        lacks_work = any(
+            local_step == slot.state.step_lo or self.context.counters.tokens == slot.state.tokens_lo for slot in held
+        )
+        return LocalStep(local_step + 1) if lacks_work else local_step
 
     # ---- updates ---------------------------------------------------------------------------------
 

@@ -18,10 +18,13 @@ from wan_diloco.protocol.syncer_state import Journalled
 from wan_diloco.protocol.tape import MergeEntry, Missing
 from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, RoundId, Version
 
-__all__ = ["Candidates", "OpenRound", "RoundQueue", "candidates", "missing"]
+__all__ = ["REMEMBERED_ATTEMPTS", "Candidates", "OpenRound", "RoundQueue", "candidates", "missing"]
 
 # Answers of a learner that has nothing to give yet: what it lacks is steps, not time.
 _WORKLESS = frozenset({DeclineReason.ZERO_STEPS, DeclineReason.NO_TOKENS})
+
+# Answers to older ones say nothing of how long a learner takes now.
+REMEMBERED_ATTEMPTS = 16
 
 Reachable = Callable[[LearnerId, Incarnation], bool]
 
@@ -40,8 +43,8 @@ class OpenRound:
         window_s: After which it is given up in any case.
         asked: Members of the current attempt.
         declined: Those of them that answered without a contribution.
-        asked_at_s, extras_s: When each attempt asked, from the first, and how much later each member's grant makes its
-            answer.
+        attempts: When each of the last attempts asked, and how much later each member's grant makes its answer. A round
+            may stay open for days, attempt after attempt.
         unmeasured: (learner, attempt) whose answers say nothing of the learner: they stood in its own queue, or the
             syncer's cap changed while they were on their way.
         quorate_s: When the current attempt had its quorum; None before.
@@ -57,8 +60,7 @@ class OpenRound:
     window_s: float = 0.0
     asked: dict[LearnerId, Incarnation] = field(default_factory=dict)
     declined: dict[LearnerId, DeclineReason] = field(default_factory=dict)
-    asked_at_s: list[float] = field(default_factory=list)
-    extras_s: list[dict[LearnerId, float]] = field(default_factory=list)
+    attempts: dict[int, tuple[float, dict[LearnerId, float]]] = field(default_factory=dict)
     unmeasured: set[tuple[LearnerId, int]] = field(default_factory=set)
     quorate_s: float | None = None
 
@@ -75,19 +77,26 @@ class OpenRound:
         self.attempt += 1
         self.asked, self.declined = dict(members), {}
         self.asked_s, self.patience_s, self.window_s = now_s, patience_s, window_s
-        self.asked_at_s.append(now_s)
-        self.extras_s.append(extra_s)
+        self.attempts[self.attempt] = (now_s, extra_s)
+        oldest = self.attempt - REMEMBERED_ATTEMPTS
+        self.attempts.pop(oldest, None)
+        self.unmeasured = {entry for entry in self.unmeasured if entry[1] > oldest}
         self.quorate_s = None
 
     def grant_anew(self, *, window_s: float, extra_s: dict[LearnerId, float]) -> None:
         """The syncer's cap changed: so do the times that follow from it, of the current attempt."""
-        self.window_s, self.extras_s[-1] = window_s, extra_s
-        self.unmeasured |= {(learner, attempt) for attempt in range(1, self.attempt + 1) for learner in self.asked}
+        self.window_s, self.attempts[self.attempt] = window_s, (self.asked_s, extra_s)
+        self.unmeasured |= {(learner, attempt) for attempt in self.attempts for learner in self.asked}
 
     def decline(self, learner_id: LearnerId, reason: DeclineReason) -> None:
         """A member of the current attempt answered without a contribution."""
         self.declined[learner_id] = reason
         self.unmeasured.add((learner_id, self.attempt))
+
+    @property
+    def extra_s(self) -> dict[LearnerId, float]:
+        """How much later each member's grant makes its answer to the current attempt."""
+        return self.attempts[self.attempt][1]
 
     @property
     def gives_up_s(self) -> float:
@@ -105,10 +114,10 @@ class OpenRound:
 
         What the syncer's own cap made of it doesn't count: that is in the question, not in the learner.
         """
-        if not 1 <= attempt <= self.attempt or (learner_id, attempt) in self.unmeasured:
+        if attempt not in self.attempts or (learner_id, attempt) in self.unmeasured:
             return None
-        extra_s = self.extras_s[attempt - 1].get(learner_id, 0.0)
-        return max(0.0, now_s - self.asked_at_s[attempt - 1] - extra_s)
+        asked_s, extra_s = self.attempts[attempt]
+        return max(0.0, now_s - asked_s - extra_s.get(learner_id, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ class RoundConductor:
         self.context = context
         self.open: dict[FragmentId, OpenRound] = {}
         self.queue = RoundQueue()
-        self._asked: dict[FragmentId, deque[OpenRound]] = {}
+        self.asked: dict[FragmentId, deque[OpenRound]] = {}
         self._verdicts: dict[FragmentId, Verdict] = {}
         self._retries: dict[FragmentId, float] = {}
         self._closed_s: dict[FragmentId, float] = {}
@@ -193,7 +193,7 @@ class RoundConductor:
 
     def observe_response(self, header: ContributionHeader, now_s: float) -> None:
         """How long a learner took, in time or late; but not how long it stood in its own queue."""
-        for round_ in self._asked.get(header.key.fragment_id, ()):
+        for round_ in self.asked.get(header.key.fragment_id, ()):
             if round_.round_id == header.round_id:
                 response_s = round_.response_s(header.key.learner_id, header.attempt, now_s)
                 if response_s is not None:
@@ -221,7 +221,7 @@ class RoundConductor:
             )
             self.context.state.next_round += 1
             self.open[fragment_id] = round_
-            self._asked.setdefault(fragment_id, deque(maxlen=_REMEMBERED)).append(round_)
+            self.asked.setdefault(fragment_id, deque(maxlen=_REMEMBERED)).append(round_)
             self._ask(round_, now_s)
 
     def _ask(self, round_: OpenRound, now_s: float) -> None:
@@ -291,7 +291,7 @@ class RoundConductor:
             quorate_s=round_.quorate_s,
             fresh=found.fresh,
             awaited=self._awaited(round_, found),
-            extra_s=round_.extras_s[-1],
+            extra_s=round_.extra_s,
         )
         verdict = decide(self.context.settings.policy, self.context.estimates(), view, now_s)
         self._verdicts[fragment_id] = verdict

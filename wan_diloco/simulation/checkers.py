@@ -1,28 +1,51 @@
-"""What must hold at every moment of a run, whatever happens to it.
+"""What must hold at every moment of a run, whatever happens to it: what is on the tape, and what is merged.
 
-A checker is told of the syncer's records and merges as they come, and raises `Violation` at the first
-that can't be right. It keeps its own books, apart from the machine's.
+A checker is told of the syncer's decisions, of what has become durable, and of what the learners hold, and raises
+`Violation` at the first that can't be right. It keeps its own books, apart from the machine's; who may be heard, and
+who is named in a round, is in `talk`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wan_diloco.protocol.events import SendToLearner, StartMerge
+from wan_diloco.protocol.events import Record, StartMerge, SyncerEffect
 from wan_diloco.protocol.ledger import Amount
-from wan_diloco.protocol.messages import ContributionKey, Pull
+from wan_diloco.protocol.messages import ContributionHeader, ContributionKey
 from wan_diloco.protocol.syncer_machine import SyncerMachine
-from wan_diloco.protocol.tape import FragmentPublished, RoundClosed, SyncerStarted, TapeRecord
-from wan_diloco.units import FragmentId, LearnerId, RoundId, Term, Version
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.tape import (
+    ContributionDiscarded,
+    ContributionJournalled,
+    FragmentPublished,
+    LearnerAdmitted,
+    MergeEntry,
+    RoundClosed,
+    RunEnded,
+    SyncerStarted,
+    TapeRecord,
+)
+from wan_diloco.units import Epoch, FragmentId, LearnerId, RoundId, Term, Version
 
-__all__ = ["Invariants", "Violation"]
+__all__ = ["Invariants", "Violation", "must"]
 
 
 _BALANCED_AT_ONCE = 4
+_FIRST = Version(Epoch(0), 0)
 
 
 class Violation(AssertionError):
     """An invariant doesn't hold: a bug of ours."""
+
+
+def must(holds: bool, problem: str) -> None:
+    """An invariant.
+
+    Raises:
+        Violation: It doesn't hold.
+    """
+    if not holds:
+        raise Violation(problem)
 
 
 @dataclass(slots=True)
@@ -34,85 +57,191 @@ class Invariants:
 
     Attributes:
         merged: Keys of all contributions that were merged.
+        journalled: Durable contributions without a fate.
+        written: The same as the process that runs knows it: some of it may not be durable yet.
+        stored_hi: Up to which step contributions are durable, by learner, fragment and first step; also those that
+            have their fate.
+        admitted, units: The life that stands of each learner, and its first data unit that isn't committed.
         fresh_in, fresh_at: Of each learner, its merges with staleness 0: fragment, and count of the version
             that they made, or own local step that they reached up to.
+        merging_now: Closed rounds that aren't published, by fragment.
     """
 
     quorum: int
     merged: set[ContributionKey] = field(default_factory=set)
     covered: dict[tuple[LearnerId, int, FragmentId], int] = field(default_factory=dict)
+    journalled: dict[ContributionKey, ContributionHeader] = field(default_factory=dict)
+    written: dict[ContributionKey, ContributionHeader] = field(default_factory=dict)
+    stored_hi: dict[tuple[LearnerId, FragmentId, int], int] = field(default_factory=dict)
+    admitted: dict[LearnerId, int] = field(default_factory=dict)
+    units: dict[LearnerId, int] = field(default_factory=dict)
     versions: dict[FragmentId, Version] = field(default_factory=dict)
     digests: dict[tuple[FragmentId, Version], str] = field(default_factory=dict)
     closed: set[RoundId] = field(default_factory=set)
-    asked: dict[RoundId, tuple[FragmentId, Term]] = field(default_factory=dict)
+    merging_now: dict[FragmentId, RoundClosed] = field(default_factory=dict)
+    merged_work: dict[FragmentId, Amount] = field(default_factory=dict)
     term: Term = field(default=Term(0))
+    ended: bool = False
     _turn: int = 0
     fresh_in: dict[LearnerId, list[tuple[FragmentId, int]]] = field(default_factory=dict)
     fresh_at: dict[LearnerId, list[tuple[FragmentId, int]]] = field(default_factory=dict)
 
-    def recorded(self, record: TapeRecord) -> None:
-        """A decision was put on the tape."""
-        if isinstance(record, SyncerStarted):
-            _must(record.term > self.term, f"term {self.term} is followed by {record.term}")
-            self.term = record.term
-        if isinstance(record, RoundClosed):
-            self._closed(record)
-        if isinstance(record, FragmentPublished):
-            before = self.versions.get(record.fragment_id)
-            _must(before is None or before < record.version, f"version {before} is followed by {record.version}")
-            self.versions[record.fragment_id] = record.version
-            self.saw(record.fragment_id, record.version, record.digest)
+    def decided(self, effect: SyncerEffect) -> None:
+        """The machine wants something; whether it will be durable isn't known yet."""
+        if isinstance(effect, Record):
+            match effect.record:
+                case ContributionJournalled(header=header):
+                    self.written[header.key] = header
+                case ContributionDiscarded(header=header):
+                    self.written.pop(header.key, None)
+                case RunEnded():
+                    self.written.clear()
+                case RoundClosed():
+                    for entry in effect.record.entries:
+                        known = self.written.pop(entry.header.key, None)
+                        must(known == entry.header, f"{entry.header.key} is merged and not in the journal")
+                case _:
+                    pass
 
-    def said(self, effect: SendToLearner) -> None:
-        """The syncer says something; a round's number never stands for another round."""
-        if isinstance(effect.message, Pull):
-            pull, meant = effect.message, (effect.message.fragment_id, self.term)
-            _must(self.asked.setdefault(pull.round_id, meant) == meant, f"there are two rounds {pull.round_id}")
+    def recorded(self, record: TapeRecord) -> None:
+        """A decision is durable."""
+        match record:
+            case SyncerStarted():
+                must(record.term > self.term, f"term {self.term} is followed by {record.term}")
+                self.term = record.term
+            case LearnerAdmitted():
+                before = self.admitted.get(record.learner_id, 0)
+                must(record.incarnation == before + 1, f"life {before} is followed by {record.incarnation}")
+                self.admitted[record.learner_id] = record.incarnation
+            case ContributionJournalled():
+                self._journalled(record.header)
+            case ContributionDiscarded():
+                gone = self.journalled.pop(record.header.key, None)
+                must(gone == record.header, f"{record.header.key} is discarded and not in the journal")
+            case RoundClosed():
+                self._closed(record)
+            case FragmentPublished():
+                self._published(record)
+            case RunEnded():
+                must(not self.merging_now, "the run ends while rounds are merged")
+                self.ended = True
+                self.journalled.clear()
+            case _:
+                pass
+
+    def restarted(self, state: SyncerState) -> None:
+        """A new process knows what is durable, and all of it."""
+        self.written = dict(self.journalled)
+        pool = {key: item.header for held in state.pool for key, item in held.items()}
+        must(pool == self.journalled, "a restart loses what was acknowledged, or finds what was not")
+        must(state.closed == self.merging_now, "a restart forgets rounds that are closed")
+        must(dict(state.incarnations) == self.admitted, "a restart forgets who was admitted")
 
     def saw(self, fragment_id: FragmentId, version: Version, digest: str) -> None:
         """Somebody holds a version of a fragment with that digest."""
         known = self.digests.setdefault((fragment_id, version), digest)
-        _must(known == digest, f"fragment {fragment_id} at {version} has two digests")
+        must(known == digest, f"fragment {fragment_id} at {version} has two digests")
 
     def merging(self, effect: StartMerge) -> None:
         """A merge begins; a closed round's may begin again after a failure, with the same entries."""
-        _must(effect.round_id in self.closed, f"round {effect.round_id} is merged without a close record")
+        must(effect.round_id in self.closed, f"round {effect.round_id} is merged without a close record")
+        standing = self.merging_now.get(effect.fragment_id)
+        same = standing is not None and standing.entries == effect.entries
+        must(same, f"round {effect.round_id} is merged with other entries than it closed with, or again")
 
     def balanced(self, machine: SyncerMachine) -> None:
-        """The ledger accounts for every step of every fragment."""
+        """The ledger accounts for every step of every fragment, and no journalled work is lost."""
         ledger = machine.state.ledger
+        held = sum(map(len, machine.state.pool))
+        must(
+            held == len(self.written), f"{held} contributions wait to be merged, of {len(self.written)} in the journal"
+        )
         # All of a few fragments each time; of many, a different few, since this is called at every event.
         first, self._turn = self._turn, self._turn + _BALANCED_AT_ONCE
         for index in {number % ledger.num_fragments for number in range(first, self._turn)}:
-            balance = ledger.balance(FragmentId(index))
-            _must(balance == Amount(0, 0), f"the ledger of fragment {index} is off by {balance}")
-            outstanding = ledger.outstanding(FragmentId(index))
-            _must(min(outstanding.steps, outstanding.tokens) >= 0, f"fragment {index} has negative work outstanding")
+            self._balanced(machine, FragmentId(index))
+
+    def over(self, machine: SyncerMachine) -> None:
+        """The run has ended: everything has its fate, and the machine's sums are these books' own."""
+        for index in range(machine.state.ledger.num_fragments):
+            fragment_id = FragmentId(index)
+            self._balanced(machine, fragment_id)
+            outstanding = machine.state.ledger.outstanding(fragment_id)
+            must(outstanding == Amount(0, 0), f"fragment {index} has {outstanding} left at the end")
+            mine, its = self.merged_work.get(fragment_id, Amount(0, 0)), machine.state.ledger.merged[index]
+            must(mine == its, f"fragment {index}: the ledger has {its} merged, the tape {mine}")
+
+    def _balanced(self, machine: SyncerMachine, fragment_id: FragmentId) -> None:
+        # In plain integers, since this is called at every event.
+        ledger = machine.state.ledger
+        steps = tokens = 0
+        for life in ledger.lives.values():
+            running = life.running[fragment_id].settled
+            steps += life.position.steps - running.steps
+            tokens += life.position.tokens - running.tokens
+            for interval in life.ended[fragment_id]:
+                must(interval.end is not None, "an interval has ended nowhere")
+                assert interval.end is not None
+                steps += interval.end.steps - interval.settled.steps
+                tokens += interval.end.tokens - interval.settled.tokens
+        must(min(steps, tokens) >= 0, f"fragment {fragment_id} has negative work outstanding")
+        fates = (ledger.merged[fragment_id], *ledger.discarded[fragment_id].values())
+        steps += sum(amount.steps for amount in fates) - ledger.trained.steps
+        tokens += sum(amount.tokens for amount in fates) - ledger.trained.tokens
+        must(steps == tokens == 0, f"the ledger of fragment {fragment_id} is off by {steps} steps, {tokens} tokens")
+
+    def _journalled(self, header: ContributionHeader) -> None:
+        key = header.key
+        standing = self.admitted.get(key.learner_id)
+        must(standing == key.incarnation, f"{key} is journalled while life {standing} stands")
+        must(key not in self.merged, f"{key} is journalled and merged already")
+        named = {entry.header.key for closed in self.merging_now.values() for entry in closed.entries}
+        must(key not in named, f"{key} is replaced after a close record names it")
+        before = self.journalled.get(key)
+        must(before is None or before.step_hi <= header.step_hi, f"{key} is replaced by less work")
+        self.journalled[key] = header
+        place = (key.learner_id, key.fragment_id, int(key.step_lo))
+        self.stored_hi[place] = max(self.stored_hi.get(place, 0), header.step_hi)
+        self.units[key.learner_id] = max(self.units.get(key.learner_id, 0), header.unit_hi)
 
     def _closed(self, record: RoundClosed) -> None:
-        _must(record.round_id not in self.closed, f"round {record.round_id} is closed twice")
+        fragment_id, version = record.fragment_id, self.versions.get(record.fragment_id, _FIRST)
+        must(record.round_id not in self.closed, f"round {record.round_id} is closed twice")
+        must(fragment_id not in self.merging_now, f"fragment {fragment_id} has two rounds")
+        must(record.from_version == version, f"round {record.round_id} starts from another version than {version}")
+        must(record.to_version == version.next(), f"round {record.round_id} leads to {record.to_version}")
         self.closed.add(record.round_id)
-        answered = {
-            entry.header.key.learner_id
-            for entry in record.entries
-            if entry.staleness == 0 and entry.header.round_id == record.round_id
-        }
-        _must(len(answered) >= self.quorum, f"round {record.round_id} closed with {len(answered)} of {self.quorum}")
+        self.merging_now[fragment_id] = record
         order = [(entry.header.key.learner_id, entry.header.key.step_lo) for entry in record.entries]
-        _must(order == sorted(order), f"round {record.round_id} is merged out of order")
+        must(order == sorted(order), f"round {record.round_id} is merged out of order")
         for entry in record.entries:
-            key = entry.header.key
-            _must(key not in self.merged, f"{key} is merged twice")
-            self.merged.add(key)
-            # Also no step twice under different keys: the intervals of a life don't overlap.
-            life = (key.learner_id, int(key.incarnation), key.fragment_id)
-            _must(self.covered.get(life, 0) <= key.step_lo, f"{key} covers steps that were merged before")
-            self.covered[life] = entry.header.step_hi
-            if entry.staleness == 0:
-                self.fresh_in.setdefault(key.learner_id, []).append((key.fragment_id, record.to_version.count))
-                self.fresh_at.setdefault(key.learner_id, []).append((key.fragment_id, entry.header.step_hi))
+            self._named(record, entry)
 
+    def _named(self, record: RoundClosed, entry: MergeEntry) -> None:
+        key = entry.header.key
+        must(key not in self.merged, f"{key} is merged twice")
+        must(self.journalled.pop(key, None) == entry.header, f"{key} is merged and not in the journal")
+        behind = record.from_version.count - entry.header.base.count
+        must(entry.header.base.epoch == record.from_version.epoch, f"{key} is of another epoch")
+        must(behind in (0, 1) and behind == entry.staleness, f"{key} is merged {behind} versions behind")
+        self.merged.add(key)
+        # Also no step twice under different keys: the intervals of a life don't overlap.
+        life = (key.learner_id, int(key.incarnation), key.fragment_id)
+        must(self.covered.get(life, 0) <= key.step_lo, f"{key} covers steps that were merged before")
+        self.covered[life] = entry.header.step_hi
+        if entry.staleness == 0:
+            self.fresh_in.setdefault(key.learner_id, []).append((key.fragment_id, record.to_version.count))
+            self.fresh_at.setdefault(key.learner_id, []).append((key.fragment_id, entry.header.step_hi))
 
-def _must(holds: bool, problem: str) -> None:
-    if not holds:
-        raise Violation(problem)
+    def _published(self, record: FragmentPublished) -> None:
+        closed = self.merging_now.pop(record.fragment_id, None)
+        must(closed is not None, f"fragment {record.fragment_id} is published without a round")
+        assert closed is not None
+        expected = self.versions.get(record.fragment_id, _FIRST).next()
+        must(record.version == expected, f"version {record.version} is published in place of {expected}")
+        must(closed.round_id == record.round_id, f"round {record.round_id} is published for {closed.round_id}")
+        self.versions[record.fragment_id] = record.version
+        self.saw(record.fragment_id, record.version, record.digest)
+        for entry in closed.entries:
+            work = Amount(entry.header.steps, entry.header.tokens)
+            self.merged_work[record.fragment_id] = self.merged_work.get(record.fragment_id, Amount(0, 0)) + work

@@ -7,7 +7,8 @@ symbol here, and training changes no weights: only counters.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, assert_never
 
 from wan_diloco.protocol.events import (
@@ -35,13 +36,20 @@ from wan_diloco.protocol.events import (
     UpdateBroken,
 )
 from wan_diloco.protocol.learner_machine import FragmentState, LearnerMachine
-from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, RefusalReason, SegmentKind
+from wan_diloco.protocol.messages import ContributionHeader, Goodbye, LearnerMessage, RefusalReason, SegmentKind
 from wan_diloco.simulation.agenda import Agenda
-from wan_diloco.simulation.checkers import Invariants, Violation
+from wan_diloco.simulation.bounds import check_learner
+from wan_diloco.simulation.checkers import Invariants, must
 from wan_diloco.simulation.world_settings import BATCH_TOKENS, LinkProfile, WorldSettings
-from wan_diloco.units import Epoch, FragmentId, LearnerId, LocalStep, Version
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, Version
 
-__all__ = ["LearnerNode", "Surroundings"]
+__all__ = ["LearnerNode", "Note", "Surroundings"]
+
+# Told of each input of any machine with what came out: who, the event (None for a syncer's start), the effects.
+Note = Callable[[str, object, Sequence[object]], None]
+
+# A clock that begins anywhere.
+_CLOCK_MAX_S = 1e7
 
 
 class Surroundings(Protocol):
@@ -50,6 +58,8 @@ class Surroundings(Protocol):
     settings: WorldSettings
     agenda: Agenda
     invariants: Invariants
+    note: Note
+    clock_step_s: float
 
     def connect(self, node: LearnerNode) -> None:
         """It knocks at the syncer's door."""
@@ -78,8 +88,14 @@ class LearnerNode:
     Attributes:
         session: Open connection as the syncer numbers it; None without one.
         stream_s: Per direction, when the last message of the stream arrives: streams keep their order.
+        blocked: Per direction, how many faults let nothing through now.
+        held: Per direction, what waits for that to end.
+        generation: How many uplink processes it has had before this one.
+        usual_link, link_change: What `link` is without faults, and how often one changed it.
         uplink_free_s: When the uplink has sent what it was given.
-        versions, held: Installed version of each fragment, and its symbol.
+        versions, digests: Installed version of each fragment, and its symbol.
+        installed_at: Local step and tokens of each fragment's last install: where its counters begin.
+        tokens: Trained on; steps whose loss isn't finite have none.
         uploads: Contributions on their way.
         steps_s: (time, local step) of each boundary.
 
@@ -96,33 +112,38 @@ class LearnerNode:
         initial = Version(Epoch(0), 0)
         self.learner_id = learner_id
         self.link = link
-        self.machine = LearnerMachine(
-            settings.for_learner(),
-            settings.identity(learner_id),
-            [FragmentState(version=initial, resync=0, step_lo=LocalStep(0), tokens_lo=0)] * settings.num_fragments,
-            local_step=LocalStep(0),
-            tokens=0,
-            unit=0,
-            rng=rng,
-        )
+        self.usual_link = link
+        self.link_change = 0
         self.session: SessionId | None = None
         self.stream_s = [0.0, 0.0]
+        self.blocked = [0, 0]
+        self.held: tuple[list[tuple[SessionId, Callable[[], None]]], ...] = ([], [])
         self.uplink_free_s = 0.0
         self.versions = [initial] * settings.num_fragments
-        self.held = list(settings.initial_digests)
+        self.resyncs = [0] * settings.num_fragments
+        self.digests = list(settings.initial_digests)
+        self.installed_at = [(0, 0)] * settings.num_fragments
         self.uploads: set[ContributionHeader] = set()
         self.local_step = 0
+        self.tokens = 0
+        self._barren_until_s = 0.0
         self.alive = True
         self.exit_code: int | None = None
         self.steps_s: list[tuple[float, int]] = []
         self._world = world
-        self._newest = list(zip(self.versions, self.held, strict=True))
+        self._uploads_max = settings.uploads_max
+        self._rng = rng
+        self.machine = self._new_machine(Incarnation(0))
+        self._clock_s = world.clock_step_s + (rng.uniform(0.0, _CLOCK_MAX_S) if settings.skewed else 0.0)
+        self._reached_s = float("-inf")
+        self._newest = list(zip(self.versions, self.digests, strict=True))
         self._installs: dict[FragmentId, tuple[InstallUpdate, str]] = {}
         self._announced: set[ContributionHeader] = set()
         self._wanted: set[FragmentId] = set()
         self._allowed: LocalStep | None = LocalStep(0)
         self._stepping = False
         self._timer = 0
+        self.generation = 0
         self._frozen = False
         self._backlog: list[Callable[[], None]] = []
 
@@ -130,6 +151,18 @@ class LearnerNode:
     def runs(self) -> bool:
         """Its process is there."""
         return self.alive and self.exit_code is None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Its process hangs."""
+        return self._frozen
+
+    @property
+    def is_able(self) -> bool:
+        """It runs, the syncer and it hear each other, and its work is worth something."""
+        connected = self.session is not None and not any(self.blocked)
+        finite = self._world.agenda.now_s >= self._barren_until_s
+        return self.runs and not self._frozen and connected and finite
 
     def start(self) -> None:
         """Begin."""
@@ -139,11 +172,50 @@ class LearnerNode:
         """Give its machine an event; a process that hangs takes note of it when it wakes."""
         self._do(lambda: self._handle(event))
 
-    def freeze(self, duration_s: float) -> None:
-        """The process hangs: nothing of it goes on, while its connection stands."""
-        if not self._frozen:
-            self._frozen = True
-            self._world.agenda.after(duration_s, self._thaw)
+    def freeze(self, duration_s: float) -> bool:
+        """The process hangs: nothing of it goes on, while its connection stands. Returns whether it does."""
+        if self._frozen or not self.runs:
+            return False
+        self._frozen = True
+        self._world.agenda.after(duration_s, self._thaw)
+        return True
+
+    def go_barren(self, duration_s: float) -> None:
+        """Losses aren't finite for a while: its steps have no tokens."""
+        self._barren_until_s = self._world.agenda.now_s + duration_s
+
+    def leave(self) -> None:
+        """It says goodbye, and its process ends."""
+        self._world.say(self, Goodbye(reason="the operator stopped it"))
+        self.alive = False
+
+    def restart_uplink(self) -> None:
+        """Another uplink process serves the same training; the connection is gone already."""
+        self.uploads.clear()
+        self._announced.clear()
+        self._installs.clear()
+        self._newest = list(zip(self.versions, self.digests, strict=True))
+        self._wanted.clear()
+        self.generation += 1
+        self._timer += 1
+        self.machine = self._new_machine(self.machine.incarnation)
+        self._perform(self.machine.start())
+
+    def _new_machine(self, incarnation: Incarnation) -> LearnerMachine:
+        settings = self._world.settings
+        states = [
+            FragmentState(version=version, resync=resync, step_lo=LocalStep(step), tokens_lo=tokens)
+            for version, resync, (step, tokens) in zip(self.versions, self.resyncs, self.installed_at, strict=True)
+        ]
+        return LearnerMachine(
+            settings.for_learner(),
+            replace(settings.identity(self.learner_id), incarnation=incarnation),
+            states,
+            local_step=LocalStep(self.local_step),
+            tokens=self.tokens,
+            unit=self.local_step,
+            rng=self._rng,
+        )
 
     def _thaw(self) -> None:
         self._frozen = False
@@ -163,14 +235,18 @@ class LearnerNode:
         self._world.agenda.after(delay_s, lambda: self._do(action))
 
     def _handle(self, event: LearnerEvent) -> None:
-        self._perform(self.machine.handle(event, self._world.agenda.now_s))
+        effects = self.machine.handle(event, max(self._reached_s, self._world.agenda.now_s + self._clock_s))
+        self._world.note(self.learner_id, event, effects)
+        self._perform(effects)
+        check_learner(self.machine, self._uploads_max)
         self._timer += 1
         deadline_s, number = self.machine.deadline_s(), self._timer
         if deadline_s is not None:
-            self._world.agenda.at(deadline_s, lambda: self._do(lambda: self._fire(number)))
+            self._world.agenda.at(deadline_s - self._clock_s, lambda: self._do(lambda: self._fire(number, deadline_s)))
 
-    def _fire(self, number: int) -> None:
+    def _fire(self, number: int, deadline_s: float) -> None:
         if number == self._timer:
+            self._reached_s = deadline_s  # in spite of rounding
             self._handle(TimerFired())
 
     def _perform(self, effects: list[LearnerEffect]) -> None:
@@ -190,7 +266,7 @@ class LearnerNode:
                     self._apply(effect)
                 case InstallUpdate():
                     version, digest = self._newest[effect.fragment_id]
-                    _must(version == effect.version, f"{self.learner_id} is to install what it doesn't have")
+                    must(version == effect.version, f"{self.learner_id} is to install what it doesn't have")
                     self._installs[effect.fragment_id] = (effect, digest)
                 case AllowSteps():
                     self._allowed = effect.until_step
@@ -208,8 +284,13 @@ class LearnerNode:
     def _upload(self, header: ContributionHeader) -> None:
         if header not in self._announced:
             self._announced.add(header)
-            base = self.versions[header.key.fragment_id]
-            _must(header.base == base, f"{self.learner_id} names {header.base} as the base of a delta to {base}")
+            fragment_id = header.key.fragment_id
+            base, since = self.versions[fragment_id], self.installed_at[fragment_id][0]
+            must(header.base == base, f"{self.learner_id} names {header.base} as the base of a delta to {base}")
+            span = (int(header.key.step_lo), int(header.step_hi))
+            must(
+                span == (since, self.local_step), f"{self.learner_id} sends steps {span}, not {since, self.local_step}"
+            )
         self._world.offer(self, header)
 
     def _apply(self, effect: ApplyUpdate) -> None:
@@ -218,23 +299,30 @@ class LearnerNode:
         held = self._newest[fragment_id]
         for segment in header.segments:
             fits = segment.kind is SegmentKind.VALUE or segment.from_version == held[0]
-            _must(fits, f"{self.learner_id} adds a difference from {segment.from_version} to {held[0]}")
+            must(fits, f"{self.learner_id} adds a difference from {segment.from_version} to {held[0]}")
             held = (segment.to_version, segment.digest)
         if self._world.poisoned():
             broken = UpdateBroken(fragment_id=fragment_id, version=held[0], reason=RefusalReason.DIGEST)
-            self._later(0.0, lambda: self._handle(broken))
+            self._soon(broken)
             return
         self._newest[fragment_id] = held
         self._world.invariants.saw(fragment_id, *held)
         event = UpdateApplied(fragment_id=fragment_id, version=held[0], resync=header.resync)
-        self._later(0.0, lambda: self._handle(event))
+        self._soon(event)
+
+    def _soon(self, event: LearnerEvent) -> None:
+        """What this uplink process began comes back to it, if it is still there."""
+        generation = self.generation
+        decode_s = self._world.settings.decode_s
+        self._later(decode_s, lambda: self._handle(event) if generation == self.generation else None)
 
     def _boundary(self, *, stepped: bool) -> None:
         """What the training loop does between two steps."""
         self._stepping = False
         self.local_step += stepped
-        tokens = self.local_step * BATCH_TOKENS
-        installed = self._install(tokens)
+        finite = self._world.agenda.now_s >= self._barren_until_s
+        self.tokens += BATCH_TOKENS * (stepped and finite)
+        installed = self._install()
         wanted, self._wanted = sorted(self._wanted), set()
         if self._allowed is None or self.local_step < self._allowed:
             self._stepping = True
@@ -244,33 +332,34 @@ class LearnerNode:
         self.steps_s.append((self._world.agenda.now_s, self.local_step))
         passed = BoundaryPassed(
             local_step=LocalStep(self.local_step),
-            tokens=tokens,
+            tokens=self.tokens,
             unit=self.local_step,
             step_time_s=self.link.step_s,
-            loss=1.0,
+            loss=1.0 if finite else None,
             learning_rate=0.1,
             installed=installed,
             snapshots=tuple(SnapshotTaken(fragment_id=fragment) for fragment in wanted),
         )
         self._handle(passed)
 
-    def _install(self, tokens: int) -> tuple[Installed, ...]:
+    def _install(self) -> tuple[Installed, ...]:
         installed = []
         for fragment_id, (install, digest) in sorted(self._installs.items()):
-            self.versions[fragment_id], self.held[fragment_id] = install.version, digest
+            before = (self.versions[fragment_id], self.resyncs[fragment_id])
+            is_new = install.resync > before[1] or install.version > before[0]
+            must(is_new, f"{self.learner_id} installs version {install.version} of fragment {fragment_id} again")
+            self.versions[fragment_id], self.digests[fragment_id] = install.version, digest
+            self.resyncs[fragment_id] = install.resync
+            self.installed_at[fragment_id] = (self.local_step, self.tokens)
+            self._world.invariants.saw(fragment_id, install.version, digest)
             installed.append(
                 Installed(
                     fragment_id=fragment_id,
                     version=install.version,
                     resync=install.resync,
                     step_lo=LocalStep(self.local_step),
-                    tokens_lo=tokens,
+                    tokens_lo=self.tokens,
                 )
             )
         self._installs.clear()
         return tuple(installed)
-
-
-def _must(holds: bool, problem: str) -> None:
-    if not holds:
-        raise Violation(problem)

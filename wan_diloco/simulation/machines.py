@@ -7,34 +7,27 @@ seed gives one run. Trials with real tensors and real bytes use the drivers unde
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable
-from typing import assert_never
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from wan_diloco.protocol.events import (
     AcceptUpload,
     CloseSession,
     Connected,
     ConnectionLost,
-    EndRun,
     ExitLearner,
     LearnerConnected,
     LearnerDisconnected,
     LearnerSaid,
-    MergeFailed,
-    MergeFinished,
-    Record,
     RefuseUpload,
     SendToLearner,
     SendUpdate,
     SessionId,
-    ShowReason,
-    StartMerge,
     SyncerEffect,
     SyncerEvent,
     SyncerSaid,
-    TimerFired,
     TransferBroken,
     UpdateArrived,
     UploadBroken,
@@ -44,20 +37,25 @@ from wan_diloco.protocol.events import (
 )
 from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, LearnerMessage, RefusalReason
 from wan_diloco.protocol.syncer_machine import SyncerMachine
+from wan_diloco.protocol.tape import TapeRecord
 from wan_diloco.simulation.agenda import Agenda
-from wan_diloco.simulation.checkers import Invariants, Violation
-from wan_diloco.simulation.learner_node import LearnerNode
+from wan_diloco.simulation.checkers import Invariants, must
+from wan_diloco.simulation.learner_node import LearnerNode, Note
+from wan_diloco.simulation.liveliness import Liveliness
 from wan_diloco.simulation.syncer_disk import SyncerDisk
+from wan_diloco.simulation.syncer_node import Said, SyncerNode
+from wan_diloco.simulation.talk import Talk
 from wan_diloco.simulation.world_settings import LinkProfile, WorldSettings
 from wan_diloco.units import LearnerId
 
 __all__ = ["LearnerNode", "LinkProfile", "MachineWorld", "Said", "WorldSettings"]
 
-# What may be told to whoever watches: an event or effect of the syncer, or a learner's end.
-Said = SyncerEvent | SyncerEffect | ExitLearner
 _UP, _DOWN = 0, 1
-# From a contribution's last byte to its place in the journal.
-_STORE_S = 0.001
+# After how long both ends give up a connection over which nothing comes back; the second may need a little longer.
+_KEEPALIVE_S = 8.0
+_KEEPALIVE_SPREAD_S = 4.0
+# Of streams that break, how many break when all is there.
+_BROKEN_AND_THERE = 0.3
 
 
 class MachineWorld:
@@ -66,47 +64,46 @@ class MachineWorld:
     Args:
         settings: The run.
         seed: All chance in it.
+        note: Is told each input of any machine with what came out: who, the event, the effects.
 
     Attributes:
-        inputs: What went into the syncer's machine, with its time; None is its start.
-        outputs: What came out of it, one list an input.
         loses: Whether a transfer or an acknowledgement is lost while its stream lives on; chance by default.
         spoils: Whether a contribution turns out not to be finite; chance by default.
         watch: Is told of everything that passes the syncer, and of exits.
         nodes, everybody: The newest process of each learner, and all that ever were.
-        ended: The syncer has ended the run; learners may still have to hear of it.
+        mishaps: How often chance had something lost, repeated, spoiled or fail.
+        clock_step_s: By how much the wall clock was set, from which the clocks of new processes begin.
+        befell: What went wrong, and how often; whoever has it go wrong counts.
     """
 
-    def __init__(self, settings: WorldSettings, seed: int) -> None:
+    def __init__(self, settings: WorldSettings, seed: int, note: Note = lambda _who, _event, _effects: None) -> None:
         """Everybody starts at time 0."""
         self.settings = settings
+        self._uploads_max = settings.uploads_max
         self.rng = random.Random(seed)
         self.agenda = Agenda()
         self.invariants = Invariants(settings.quorum)
-        self.inputs: list[tuple[float, SyncerEvent | None]] = []
-        self.outputs: list[list[SyncerEffect]] = []
-        self.loses: Callable[[SyncerEffect], bool] = lambda _: self._happens(settings.drop)
-        self.spoils: Callable[[ContributionHeader], bool] = lambda _: self._happens(settings.poison)
+        self.talk = Talk(settings, self.invariants)
+        self.note = note
+        self.loses: Callable[[SyncerEffect], bool] = lambda _: self.happens(settings.drop)
+        self.spoils: Callable[[ContributionHeader], bool] = lambda _: self.happens(settings.poison)
         self.watch: Callable[[Said], None] = lambda _: None
-        self.ended = False
-        self.published = list(settings.initial_digests)
+        self.mishaps = 0
+        self.clock_step_s = 0.0
+        self.befell: Counter[str] = Counter()
         self.sessions: dict[SessionId, LearnerNode] = {}
+        # Of strangers, who never get as far as a Welcome, and those of whose end the machine doesn't know yet.
+        self.strangers: set[SessionId] = set()
+        self._untold: set[SessionId] = set()
         self._last_session = 0
-        self._timer = 0
-        self.disk = SyncerDisk()
-        self.syncer = SyncerMachine(settings.for_syncer(), settings.fresh_state())
-        self.disk.snapshot(self.syncer.state)
-        self.syncer_up = False
-        # A process that has crashed hears nothing any more of what was begun for it.
-        self._process = 0
-        # After how many more effects the syncer crashes; None for never.
-        self._doom: int | None = None
-        self._down_s = 0.0
-        self._start_syncer()
+        self.liveliness = Liveliness(settings, self.invariants, self.talk)
+        self.node = SyncerNode(self)
+        self.node.start()
         self.nodes: dict[LearnerId, LearnerNode] = {}
         self.everybody: list[LearnerNode] = []
-        for learner_id, link in zip(settings.learners, settings.links, strict=True):
-            self.join(learner_id, link)
+        for learner_id in settings.learners:
+            if learner_id not in settings.late:
+                self.join(learner_id, settings.link(learner_id))
 
     @property
     def now_s(self) -> float:
@@ -114,7 +111,42 @@ class MachineWorld:
         return self.agenda.now_s
 
     @property
-    def tape(self) -> list[object]:
+    def syncer(self) -> SyncerMachine:
+        """The machine of the syncer's newest process."""
+        return self.node.machine
+
+    @property
+    def disk(self) -> SyncerDisk:
+        """The syncer's."""
+        return self.node.disk
+
+    @property
+    def inputs(self) -> list[tuple[float, SyncerEvent | None]]:
+        """What went into the syncer's machine, with its time; None is its start."""
+        return self.node.inputs
+
+    @property
+    def outputs(self) -> list[list[SyncerEffect]]:
+        """What came out of it, one list an input."""
+        return self.node.outputs
+
+    @property
+    def ended(self) -> bool:
+        """The syncer has ended the run; learners may still have to hear of it."""
+        return self.node.ended
+
+    @property
+    def syncer_up(self) -> bool:
+        """Its process is there."""
+        return self.node.up
+
+    @property
+    def num_sessions(self) -> int:
+        """Connections of whose end the syncer's machine doesn't know."""
+        return len(self._untold)
+
+    @property
+    def tape(self) -> list[TapeRecord]:
         """All records that were put on the tape and not lost."""
         return list(self.disk.tape)
 
@@ -132,6 +164,7 @@ class MachineWorld:
                 return
             if not self.agenda.step(until_s):
                 break
+            self.liveliness.look(self.now_s, self.node, self.nodes.values())
         else:
             return
         if until_s < float("inf"):
@@ -154,97 +187,65 @@ class MachineWorld:
             return
         del self.sessions[session]
         node.uploads.clear()
-        process = self._process
-        gone = LearnerDisconnected(session=session, reason="cut")
+        node.held = ([], [])
         lost = ConnectionLost(reason="cut", refused=False)
-        self.agenda.after(syncer_notices_s, lambda: self.tell(gone, process))
-        self.agenda.after(learner_notices_s, lambda: node.handle(lost))
+        process = self.node.process
+        self.agenda.after(syncer_notices_s, lambda: self._gone(session, "cut", process))
+        generation = node.generation
+        self.agenda.after(learner_notices_s, lambda: node.handle(lost) if node.generation == generation else None)
+
+    def part(self, node: LearnerNode, direction: int, lasts_s: float) -> None:
+        """Nothing passes one way for a while (0 is up, 1 is down); a short time is only a delay, as with TCP."""
+        session = node.session
+        node.blocked[direction] += 1
+        self.agenda.after(lasts_s, lambda: self._heal(node, direction))
+        if lasts_s > _KEEPALIVE_S:
+            self.agenda.after(_KEEPALIVE_S, lambda: self._give_up(node, session))
 
     def kill(self, node: LearnerNode) -> None:
         """End a learner's process; `revive` starts another life."""
         node.alive = False
-        session, node.session = node.session, None
-        if session is not None:
-            del self.sessions[session]
-            self.tell(LearnerDisconnected(session=session, reason="killed"))
+        self._drop(node, "killed")
+
+    def restart_uplink(self, node: LearnerNode) -> None:
+        """The process between training and syncer dies, and another takes its place."""
+        self._drop(node, "the uplink died")
+        node.restart_uplink()
 
     def revive(self, node: LearnerNode) -> LearnerNode:
         """A new life, from the initial weights, with nothing of its own left."""
         return self.join(node.learner_id, node.link)
 
-    def doom_syncer(self, effects: int, down_s: float) -> None:
+    def doom_syncer(self, effects: int, down_s: float) -> bool:
         """Crash the syncer in the middle of that many effects from now, and start it again after `down_s`."""
-        if self.syncer_up and self._doom is None:
-            self._doom, self._down_s = effects, down_s
+        return self.node.doom(effects, down_s)
 
-    def restart_syncer(self, down_s: float) -> None:
+    def restart_syncer(self, down_s: float) -> bool:
         """Crash the syncer now; it starts again from its disk after `down_s`."""
-        if self.syncer_up:
-            self._crash(down_s)
+        return self.node.crash(down_s)
 
-    # ---- the syncer's driver ---------------------------------------------------------------------
+    def stranger(self, words: Sequence[LearnerMessage]) -> bool:
+        """Somebody connects, and says these words whatever is answered; returns whether anybody answers."""
+        if not self.node.up:
+            return False
+        self._last_session += 1
+        session = SessionId(self._last_session)
+        self.strangers.add(session)
+        self._untold.add(session)
+        self.tell(LearnerConnected(session=session))
+        for word in words:
+            self.tell(LearnerSaid(session=session, message=word))
+        self.agenda.after(1.0, lambda: self._gone(session, "a stranger left", self.node.process))
+        return True
 
     def tell(self, event: SyncerEvent, process: int | None = None) -> None:
         """Give the syncer's machine an event now, unless it was meant for a process that is gone."""
-        if not self.syncer_up or process not in (None, self._process):
-            return
-        self.watch(event)
-        self.inputs.append((self.now_s, event))
-        self._carry_out(self.syncer.handle(event, self.now_s))
+        self.node.tell(event, process)
 
-    def _start_syncer(self) -> None:
-        self.syncer_up = True
-        self.inputs.append((self.now_s, None))
-        self._carry_out(self.syncer.start(self.now_s))
+    # ---- what the syncer wants -------------------------------------------------------------------
 
-    def _carry_out(self, effects: list[SyncerEffect]) -> None:
-        self.outputs.append(effects)
-        process = self._process
-        for index, effect in enumerate(effects):
-            if self._doom is not None:
-                self._doom -= 1
-                if self._doom < 0:
-                    # A driver may write all records of a list before it does the rest.
-                    if self.rng.random() < 0.5:
-                        self._write([later for later in effects[index:] if isinstance(later, Record)])
-                    self._doom = None
-                    self._crash(self._down_s)
-            if process != self._process:
-                return
-            self.watch(effect)
-            self._perform(effect)
-        self.invariants.balanced(self.syncer)
-        self._timer += 1
-        deadline_s, number = self.syncer.deadline_s(), self._timer
-        if deadline_s is not None:
-            self.agenda.at(deadline_s, lambda: self._fire(number))
-
-    def _fire(self, number: int) -> None:
-        if number == self._timer:
-            self.tell(TimerFired())
-
-    def _crash(self, down_s: float) -> None:
-        self.syncer_up = False
-        self._process += 1
-        self._timer += 1
-        self.disk.crash(self.rng)
-        for node in list(self.sessions.values()):
-            self.cut(node, learner_notices_s=self.delay_s(node))
-        self.agenda.after(down_s, self._resume)
-
-    def _resume(self) -> None:
-        state = self.disk.restore()
-        self.published = list(state.digests)
-        self.ended = False
-        self.syncer = SyncerMachine(self.settings.for_syncer(), state)
-        self._start_syncer()
-
-    def _write(self, records: list[Record]) -> None:
-        for effect in records:
-            self.disk.write(effect)
-            self.invariants.recorded(effect.record)
-
-    def _perform(self, effect: SyncerEffect) -> None:
+    def carry(self, effect: SyncerEffect) -> None:
+        """Do what concerns learners."""
         match effect:
             case SendToLearner():
                 self._deliver(effect)
@@ -255,33 +256,35 @@ class MachineWorld:
             case RefuseUpload():
                 if (node := self.sessions.get(effect.session)) is not None:
                     node.uploads.discard(effect.header)
-            case ShowReason():
-                pass
-            case Record():
-                self._write([effect])
-            case StartMerge():
-                self.invariants.merging(effect)
-                process = self._process
-                self.agenda.after(self.settings.merge_s, lambda: self._merge(effect, process))
             case SendUpdate():
                 self._send_update(effect)
-            case EndRun():
-                self.ended = True
             case _:
-                assert_never(effect)
+                raise AssertionError(f"{type(effect).__name__} is the syncer's own affair")
+
+    def crashed(self) -> None:
+        """The syncer's process is gone, and with it all connections."""
+        self._untold.clear()
+        self.strangers.clear()
+        for node in list(self.sessions.values()):
+            self.cut(node, learner_notices_s=self.delay_s(node))
 
     def _close(self, session: SessionId) -> None:
+        if session in self.strangers:
+            process = self.node.process
+            self.agenda.after(0.0, lambda: self._gone(session, "closed", process))
         node = self.sessions.get(session)
         if node is not None:
             # What was sent before arrives before.
             self._stream(node, _DOWN, lambda: self.cut(node))
 
     def _deliver(self, effect: SendToLearner) -> None:
-        self.invariants.said(effect)
+        self.talk.said(effect)
         node = self.sessions.get(effect.session)
         if node is None or (isinstance(effect.message, Acknowledged) and self.loses(effect)):
             return
-        self._stream(node, _DOWN, lambda: node.handle(SyncerSaid(message=effect.message)))
+        said = SyncerSaid(message=effect.message)
+        for _ in range(2 if self.settings.echo and self.happens(self.settings.echo) else 1):
+            self._stream(node, _DOWN, lambda: node.handle(said))
 
     def _accept(self, effect: AcceptUpload) -> None:
         node, header = self.sessions.get(effect.session), effect.header
@@ -289,7 +292,8 @@ class MachineWorld:
             return
         node.uplink_free_s = max(node.uplink_free_s, self.now_s) + node.link.upload_s  # bytes follow at once
         lost = self.loses(effect)
-        self.agenda.at(node.uplink_free_s, lambda: self._uploaded(effect.session, header, lost=lost))
+        arrival_s = node.uplink_free_s + self._bulk_s()
+        self._bulk(node, _UP, arrival_s, lambda: self._uploaded(effect.session, header, lost=lost))
 
     def _uploaded(self, session: SessionId, header: ContributionHeader, *, lost: bool) -> None:
         node = self.sessions.get(session)
@@ -298,7 +302,8 @@ class MachineWorld:
         node.uploads.remove(header)
         if lost:
             node.handle(UploadBroken(header=header))
-            return
+            if self.rng.random() >= _BROKEN_AND_THERE:
+                return
         event: SyncerEvent = UploadStored(
             session=session,
             header=header,
@@ -308,56 +313,46 @@ class MachineWorld:
         if self.spoils(header):
             event = UploadFailed(session=session, header=header, reason=RefusalReason.NON_FINITE, detail="poison")
         # Once the bytes are there they are journalled, whatever becomes of the connection.
-        process = self._process
-        self.agenda.after(_STORE_S, lambda: self.tell(event, process))
-
-    def _merge(self, effect: StartMerge, process: int) -> None:
-        if process != self._process:
-            return
-        if self._happens(self.settings.merge_fails):
-            self.tell(MergeFailed(round_id=effect.round_id, reason="the disk is full"))
-            return
-        names = [(entry.header.key, entry.header.step_hi, entry.staleness) for entry in effect.entries]
-        text = repr((self.published[effect.fragment_id], effect.to_version, names))
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.published[effect.fragment_id] = digest
-        finished = MergeFinished(
-            round_id=effect.round_id, digest=digest, ref=digest, codes_bytes=500, scales_bytes=16, update_bytes=530
-        )
-        self.tell(finished)
+        process = self.node.process
+        self.agenda.after(self.node.store_s(), lambda: self.tell(event, process))
 
     def _send_update(self, effect: SendUpdate) -> None:
-        node, session, process = self.sessions.get(effect.session), effect.session, self._process
+        node, session, process = self.sessions.get(effect.session), effect.session, self.node.process
         if node is None:
             return
         broken = TransferBroken(session=session, fragment_id=effect.header.fragment_id)
         arrived = UpdateArrived(header=effect.header)
         lost = self.loses(effect)
 
+        # A stream may break at its very end, when all is there.
+        there = not lost or self.rng.random() < _BROKEN_AND_THERE
+
         def arrive() -> None:
+            if there and node.session == session:
+                node.handle(arrived)
             if lost:
                 self.tell(broken, process)
-            elif node.session == session:
-                node.handle(arrived)
 
-        self.agenda.after(self.delay_s(node), arrive)
+        self.agenda.after(self.delay_s(node) + self._bulk_s(), lambda: self._descend(node, session, arrive))
 
     # ---- a learner's surroundings ----------------------------------------------------------------
 
     def connect(self, node: LearnerNode) -> None:
         """A learner knocks; the answer takes a round trip."""
-        self.agenda.after(2 * self.delay_s(node), lambda: self._connected(node))
+        generation = node.generation
+        self.agenda.after(2 * self.delay_s(node), lambda: self._connected(node, generation))
 
-    def _connected(self, node: LearnerNode) -> None:
-        if not node.runs:
+    def _connected(self, node: LearnerNode, generation: int) -> None:
+        if not node.runs or node.generation != generation:
             return
-        if not self.syncer_up:
+        if not self.node.up or any(node.blocked):
             node.handle(ConnectionLost(reason="nobody answers", refused=False))
             return
         self._last_session += 1
         node.session = SessionId(self._last_session)
         node.uploads.clear()
         self.sessions[node.session] = node
+        self._untold.add(node.session)
         self.tell(LearnerConnected(session=node.session))
         node.handle(Connected())
 
@@ -367,7 +362,7 @@ class MachineWorld:
         if session is None:
             return
         event = LearnerSaid(session=session, message=message)
-        for _ in range(2 if self._happens(self.settings.repeat) else 1):
+        for _ in range(2 if self.happens(self.settings.repeat) else 1):
             self._stream(node, _UP, lambda: self.tell(event))
 
     def offer(self, node: LearnerNode, header: ContributionHeader) -> None:
@@ -376,14 +371,15 @@ class MachineWorld:
         if session is None or header in node.uploads:
             return
         node.uploads.add(header)
-        if len(node.uploads) > self.settings.uploads_max:
-            raise Violation(f"{node.learner_id} has {len(node.uploads)} uploads under way")
+        under_way = len(node.uploads)
+        must(under_way <= self._uploads_max, f"{node.learner_id} has {under_way} uploads under way")
         offered = UploadOffered(session=session, header=header)
-        self.agenda.after(self.delay_s(node), lambda: self.tell(offered) if session in self.sessions else None)
+        arrival_s = self.now_s + self.delay_s(node) + self._bulk_s()
+        self._bulk(node, _UP, arrival_s, lambda: self.tell(offered))
 
     def poisoned(self) -> bool:
         """Whether an update turns out not to decode."""
-        return self._happens(self.settings.poison)
+        return self.happens(self.settings.poison)
 
     def exited(self, node: LearnerNode, effect: ExitLearner) -> None:
         """A learner's process ends, and with it its connection."""
@@ -396,12 +392,86 @@ class MachineWorld:
         """How long a learner's next message takes, one way."""
         return node.link.delay_s + node.link.jitter_s * self.rng.random()
 
-    def _happens(self, chance: float) -> bool:
-        return self.now_s < self.settings.calm_s and self.rng.random() < chance
+    def happens(self, chance: float) -> bool:
+        """Whether something befalls now that has this chance."""
+        befalls = self.now_s < self.settings.calm_s and self.rng.random() < chance
+        self.mishaps += befalls
+        if befalls:
+            self.liveliness.disturbed(self.now_s)
+        return befalls
+
+    def _bulk_s(self) -> float:
+        return self.settings.bulk_jitter_s * self.rng.random() if self.settings.bulk_jitter_s else 0.0
+
+    def _drop(self, node: LearnerNode, reason: str) -> None:
+        session, node.session = node.session, None
+        if session is not None:
+            del self.sessions[session]
+            node.held = ([], [])
+            self._gone(session, reason, self.node.process)
+
+    def _gone(self, session: SessionId, reason: str, process: int) -> None:
+        """The syncer hears of a session's end, once."""
+        if session in self._untold and process == self.node.process:
+            self._untold.discard(session)
+            self.strangers.discard(session)
+            self.liveliness.disturbed(self.now_s)
+            self.tell(LearnerDisconnected(session=session, reason=reason), process)
+
+    def _give_up(self, node: LearnerNode, session: SessionId | None) -> None:
+        if session is not None and node.session == session and any(node.blocked):
+            late_s = [_KEEPALIVE_SPREAD_S * self.rng.random() for _ in range(2)]
+            self.cut(node, syncer_notices_s=late_s[0], learner_notices_s=late_s[1])
+
+    def _heal(self, node: LearnerNode, direction: int) -> None:
+        node.blocked[direction] -= 1
+        self.liveliness.disturbed(self.now_s)
+        if not node.blocked[direction]:
+            held = list(node.held[direction])
+            node.held[direction].clear()
+            for session, action in held:
+                self._arrive(node, session, direction, action)
 
     def _stream(self, node: LearnerNode, direction: int, action: Callable[[], None]) -> None:
         """Deliver on the control stream, in order; a cut connection loses what is under way."""
-        session = node.session
         arrival_s = max(self.now_s + self.delay_s(node), node.stream_s[direction])
         node.stream_s[direction] = arrival_s
-        self.agenda.at(arrival_s, lambda: action() if node.session == session else None)
+        self._bulk(node, direction, arrival_s, action)
+
+    def _bulk(self, node: LearnerNode, direction: int, arrival_s: float, action: Callable[[], None]) -> None:
+        """Deliver at that time, unless the connection is gone by then, or its way is blocked."""
+        session = node.session
+        self.agenda.at(arrival_s, lambda: self._arrive(node, session, direction, action))
+
+    def _arrive(self, node: LearnerNode, session: SessionId | None, direction: int, action: Callable[[], None]) -> None:
+        if session is None:
+            return
+        if node.session != session:
+            # What was said before a learner lost its connection may come all the same, and after its next Hello.
+            if direction == _UP and session in self._untold and not node.blocked[_UP]:
+                action()
+            return
+        if node.blocked[direction]:
+            node.held[direction].append((session, action))
+        else:
+            action()
+
+    def _descend(self, node: LearnerNode, session: SessionId, action: Callable[[], None]) -> None:
+        """An update is there, or its end; a sender notices also when the receiver is gone."""
+        if node.session == session and node.blocked[_DOWN]:
+            node.held[_DOWN].append((session, action))
+        elif session in self._untold:
+            action()
+
+    def change_link(self, node: LearnerNode, *, slower: float, steps_slower: float, lasts_s: float) -> None:
+        """A link, or a machine, is slower for a while."""
+        usual = node.usual_link
+        node.link = replace(usual, upload_s=usual.upload_s * slower, step_s=usual.step_s * steps_slower)
+        node.link_change += 1
+        change = node.link_change
+        self.agenda.after(lasts_s, lambda: self._usual(node, change))
+
+    def _usual(self, node: LearnerNode, change: int) -> None:
+        if node.link_change == change:
+            node.link = node.usual_link
+            self.liveliness.disturbed(self.now_s)

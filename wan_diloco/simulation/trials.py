@@ -6,17 +6,17 @@ A trial's faults end at `calm_s`. Invariants hold throughout; after that the run
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 
 from wan_diloco.errors import EXIT_AUTH, EXIT_OK
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.simulation.checkers import Violation
-from wan_diloco.simulation.learner_node import LearnerNode
+from wan_diloco.simulation.faults import Fault, FaultKind, befall
+from wan_diloco.simulation.learner_node import LearnerNode, Note
 from wan_diloco.simulation.machines import MachineWorld
 from wan_diloco.simulation.world_settings import LinkProfile, WorldSettings
-from wan_diloco.units import LearnerId
 
 __all__ = ["Fault", "FaultKind", "Trial", "play", "random_trial"]
 
@@ -24,47 +24,31 @@ __all__ = ["Fault", "FaultKind", "Trial", "play", "random_trial"]
 _PATIENCE_S = 3000.0
 # Refusals that only a wrong number earns.
 _DOUBTS = (RefusalReason.IMPLAUSIBLE, RefusalReason.TOO_MANY_TOKENS)
-
-
-class FaultKind(StrEnum):
-    """What goes wrong."""
-
-    CUT = "cut"
-    KILL = "kill"
-    HANG = "hang"
-    TWIN = "twin"
-    RESTART = "restart"
-    CRASH = "crash"
-    SNAPSHOT = "snapshot"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One thing that goes wrong.
-
-    Attributes:
-        at_s: When.
-        learner_id: Whom it befalls; of no meaning for the syncer's.
-        lasts_s: How long: until a killed one is back, a hanging one wakes, the syncer starts again, or one
-            end notices the cut.
-        amount: At a cut, whether the syncer (0) or the learner (1) notices it late; at a crash, in the
-            middle of how many effects from then.
-    """
-
-    at_s: float
-    kind: FaultKind
-    learner_id: LearnerId
-    lasts_s: float
-    amount: int
+_AGAIN_S = 0.5
+# What `random_trial` draws from; kept seeds hang on it.
+_KINDS = (
+    FaultKind.CUT,
+    FaultKind.KILL,
+    FaultKind.HANG,
+    FaultKind.TWIN,
+    FaultKind.RESTART,
+    FaultKind.CRASH,
+    FaultKind.SNAPSHOT,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A run and what befalls it."""
+    """A run and what befalls it.
+
+    Attributes:
+        insists: What can't befall at its time, since nobody is there, is tried again until it does.
+    """
 
     settings: WorldSettings
     faults: tuple[Fault, ...]
     seed: int
+    insists: bool = False
 
 
 def random_trial(rng: random.Random) -> Trial:
@@ -95,8 +79,12 @@ def random_trial(rng: random.Random) -> Trial:
     return Trial(settings=settings, faults=faults, seed=rng.getrandbits(32))
 
 
-def play(trial: Trial) -> MachineWorld:
+def play(trial: Trial, note: Note | None = None) -> MachineWorld:
     """Play a trial to its end.
+
+    Args:
+        trial: It.
+        note: Is told each input of any machine with what came out: who, the event, the effects.
 
     Returns:
         The world as it was left, for those who want to know more.
@@ -104,19 +92,30 @@ def play(trial: Trial) -> MachineWorld:
     Raises:
         Violation: An invariant did not hold, or the run did not come to its end.
     """
-    world = MachineWorld(trial.settings, trial.seed)
+    world = MachineWorld(trial.settings, trial.seed, note or _silent)
     for fault in trial.faults:
-        world.agenda.at(fault.at_s, partial(_befall, world, fault))
+        world.agenda.at(fault.at_s, partial(_befall, world, trial, fault))
     world.run(until_s=trial.settings.calm_s + _PATIENCE_S)
     if not world.ended:
         raise Violation(f"the run did not end: {dict(world.syncer.context.waiting)}")
     doubted = {reason.value: count for reason, count in world.syncer.state.rejected.items() if reason in _DOUBTS}
-    if doubted:
+    if doubted and FaultKind.LIE not in world.befell:
         raise Violation(f"an honest learner was not believed: {doubted}")
     for node in world.everybody:
         if node.alive and node.exit_code not in _expected_codes(world, node):
             raise Violation(f"{node.learner_id} ended with {node.exit_code}")
     return world
+
+
+def _befall(world: MachineWorld, trial: Trial, fault: Fault) -> None:
+    if befall(world, fault):
+        world.befell[fault.kind] += 1
+    elif trial.insists and not world.ended:
+        world.agenda.after(_AGAIN_S, lambda: _befall(world, trial, fault))
+
+
+def _silent(who: str, event: object, effects: Sequence[object]) -> None:
+    """Nobody listens."""
 
 
 def _expected_codes(world: MachineWorld, node: LearnerNode) -> tuple[int, ...]:
@@ -137,40 +136,10 @@ def _random_link(rng: random.Random) -> LinkProfile:
 def _random_fault(rng: random.Random, settings: WorldSettings) -> Fault:
     fault = Fault(
         at_s=rng.uniform(0.0, settings.calm_s),
-        kind=rng.choice(list(FaultKind)),
+        kind=rng.choice(_KINDS),
         learner_id=rng.choice(settings.learners),
         lasts_s=rng.choice([0.0, 0.5, 3.0, 15.0]),
         amount=rng.randint(0, 20),
     )
     # A syncer that is back at once is a syncer that never left.
     return replace(fault, lasts_s=max(fault.lasts_s, 0.1))
-
-
-def _befall(world: MachineWorld, fault: Fault) -> None:
-    node = world.nodes[fault.learner_id]
-    match fault.kind:
-        case FaultKind.CUT if fault.amount % 2:
-            world.cut(node, learner_notices_s=fault.lasts_s)
-        case FaultKind.CUT:
-            world.cut(node, syncer_notices_s=fault.lasts_s)
-        case FaultKind.KILL if node.runs:
-            world.kill(node)
-            world.agenda.after(fault.lasts_s, lambda: _revive(world, node))
-        case FaultKind.HANG:
-            node.freeze(fault.lasts_s)
-        case FaultKind.TWIN if node.runs:
-            world.join(node.learner_id, node.link)
-        case FaultKind.RESTART:
-            world.restart_syncer(fault.lasts_s)
-        case FaultKind.CRASH:
-            world.doom_syncer(fault.amount, fault.lasts_s)
-        case FaultKind.SNAPSHOT if world.syncer_up:
-            world.disk.snapshot(world.syncer.state)
-        case _:
-            pass
-
-
-def _revive(world: MachineWorld, node: LearnerNode) -> None:
-    # Somebody may have started another process of it meanwhile.
-    if world.nodes[node.learner_id] is node:
-        world.revive(node)

@@ -15,9 +15,10 @@ from wan_diloco.protocol.syncer_machine import SyncerSettings
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.units import GlobalStep, Incarnation, LearnerId
 
-__all__ = ["BATCH_TOKENS", "LinkProfile", "WorldSettings"]
+__all__ = ["BATCH_TOKENS", "KEEP_UPDATES", "LinkProfile", "WorldSettings"]
 
 BATCH_TOKENS = 100
+KEEP_UPDATES = 8
 _PARAMETERS = 1000
 _CODEC = "int4"
 _RUN = "world"
@@ -50,7 +51,12 @@ class WorldSettings:
         repeat: Chance that a control message arrives twice.
         poison: Chance that a contribution turns out not to be finite, or an update not to decode.
         merge_fails: Chance that a merge can't be done, and is tried again.
+        echo: Chance that a control message of the syncer arrives twice.
         calm_s: From when on none of these chances exists any more.
+        bulk_jitter_s: Added at random to each bulk transfer, up to this: they overtake each other, and control.
+        decode_s: How long an update takes to decode.
+        skewed: Each process has a clock of its own, which begins anywhere.
+        late: Learners that aren't there at the start.
     """
 
     links: tuple[LinkProfile, ...]
@@ -67,12 +73,22 @@ class WorldSettings:
     repeat: float = 0.0
     poison: float = 0.0
     merge_fails: float = 0.0
+    echo: float = 0.0
     calm_s: float = float("inf")
+    bulk_jitter_s: float = 0.0
+    decode_s: float = 0.0
+    skewed: bool = False
+    late: tuple[LearnerId, ...] = ()
+    start_timeout_s: float = 60.0
 
     @property
     def learners(self) -> tuple[LearnerId, ...]:
         """Names, in the order of `links`."""
         return tuple(LearnerId(f"m{index}") for index in range(len(self.links)))
+
+    def link(self, learner_id: LearnerId) -> LinkProfile:
+        """One learner's."""
+        return self.links[self.learners.index(learner_id)]
 
     @property
     def initial_digests(self) -> tuple[str, ...]:
@@ -98,7 +114,9 @@ class WorldSettings:
     def fresh_state(self) -> SyncerState:
         """A syncer's state before the first step."""
         return SyncerState(
-            parameters=(_PARAMETERS,) * self.num_fragments, initial_digests=self.initial_digests, keep_updates=8
+            parameters=(_PARAMETERS,) * self.num_fragments,
+            initial_digests=self.initial_digests,
+            keep_updates=KEEP_UPDATES,
         )
 
     def for_syncer(self) -> SyncerSettings:
@@ -123,7 +141,7 @@ class WorldSettings:
             ),
             total_steps=GlobalStep(self.total_steps),
             lease_s=self.lease_s,
-            start_timeout_s=60.0,
+            start_timeout_s=self.start_timeout_s,
             shards=("",) * self.num_fragments,
             lossless=False,
         )

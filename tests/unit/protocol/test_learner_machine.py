@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.protocol import version
@@ -9,6 +11,7 @@ from tests.support.uplink import F0, F1, Uplink, applied, installed, of, pull, s
 from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, EXIT_OK
 from wan_diloco.protocol.events import (
     AllowSteps,
+    BoundaryPassed,
     Connect,
     Connected,
     ConnectionLost,
@@ -21,16 +24,19 @@ from wan_diloco.protocol.events import (
     UpdateArrived,
 )
 from wan_diloco.protocol.messages import (
+    Acknowledged,
+    ContributionRefused,
     Declined,
     Hello,
     Pace,
+    Pull,
     RefusalReason,
     Refused,
     Report,
     Start,
     Stop,
 )
-from wan_diloco.units import GlobalStep, LocalStep
+from wan_diloco.units import FragmentId, GlobalStep, LocalStep
 
 # ---- connecting ----------------------------------------------------------------------------------
 
@@ -194,3 +200,49 @@ def test_in_lockstep_who_has_nothing_to_contribute_takes_a_step_more() -> None:
     uplink.tell(applied(0, fragment_id=F1, resync=1))
     effects = uplink.boundary(installed=(installed(0, 2, fragment_id=F1, resync=1),), steps=0)
     assert AllowSteps(until_step=LocalStep(3)) in effects
+
+
+def test_in_lockstep_whose_losses_were_not_finite_goes_on_until_one_is() -> None:
+    """It would else hold for ever without work, well again or not, and the others with it."""
+    uplink = Uplink(overlap_steps=0)
+    uplink.machine.start()
+    uplink.joins()
+    effects = uplink.tell(barren_boundary(2))
+    assert AllowSteps(until_step=LocalStep(3)) in effects
+    assert AllowSteps(until_step=LocalStep(4)) in uplink.tell(barren_boundary(3))
+    uplink.step = 3
+    assert not of(AllowSteps, uplink.boundary(steps=1)), "it has work, and holds"
+
+
+def barren_boundary(step: int) -> BoundaryPassed:
+    return BoundaryPassed(
+        local_step=LocalStep(step),
+        tokens=0,
+        unit=step,
+        step_time_s=1.0,
+        loss=None,
+        learning_rate=0.1,
+        installed=(),
+        snapshots=(),
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        replace(pull(), fragment_id=FragmentId(2)),
+        Acknowledged(fragment_id=FragmentId(2), step_lo=LocalStep(0), step_hi=LocalStep(1)),
+        ContributionRefused(
+            fragment_id=FragmentId(2),
+            step_lo=LocalStep(0),
+            step_hi=LocalStep(1),
+            reason=RefusalReason.GARBAGE,
+            detail="there is no fragment 2",
+        ),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_words_about_a_fragment_that_it_has_not_change_nothing(
+    uplink: Uplink, message: Pull | Acknowledged | ContributionRefused
+) -> None:
+    assert uplink.hears(message) == []

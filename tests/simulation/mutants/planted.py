@@ -1,0 +1,421 @@
+"""Faults planted in the real machines, each a mistake that somebody could make, and that must be found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wan_diloco.protocol import quorum, rounds, syncer_rounds, syncer_sessions
+from wan_diloco.protocol.downlink import Downlink
+from wan_diloco.protocol.events import (
+    ApplyUpdate,
+    LearnerDisconnected,
+    Record,
+    SendToLearner,
+    SyncerEvent,
+)
+from wan_diloco.protocol.learner_machine import LearnerMachine
+from wan_diloco.protocol.ledger import DiscardReason, Ledger
+from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, SegmentKind, UpdateHeader, Welcome
+from wan_diloco.protocol.rounds import Candidates, OpenRound
+from wan_diloco.protocol.syncer_context import SyncerContext
+from wan_diloco.protocol.syncer_contributions import ContributionDesk
+from wan_diloco.protocol.syncer_machine import SyncerMachine
+from wan_diloco.protocol.syncer_rounds import RoundConductor
+from wan_diloco.protocol.syncer_sessions import SessionDesk
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.tape import LearnerAdmitted, RoundClosed, SyncerStarted, TapeRecord
+from wan_diloco.units import Incarnation, LocalStep
+
+__all__ = ["MUTANTS", "Mutant", "planted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A planted fault.
+
+    Attributes:
+        patches: (owner, name, what makes the wrong thing of the right one).
+        seed: The first world that finds it out.
+        says: What the checker that does says, or a part of it.
+    """
+
+    name: str
+    patches: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
+    seed: int
+    says: str
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """The machines have the fault while this lasts."""
+    with ExitStack() as stack:
+        for owner, name, make in mutant.patches:
+            right = owner.__dict__[name]
+            setattr(owner, name, make(right))
+            stack.callback(setattr, owner, name, right)
+        yield
+
+
+def _never(_right: Any) -> Any:
+    return lambda *_args, **_kwargs: False
+
+
+def _always(_right: Any) -> Any:
+    return lambda *_args, **_kwargs: True
+
+
+def _nothing(_right: Any) -> Any:
+    return lambda *_args, **_kwargs: None
+
+
+def _tolerant(right: Any) -> Any:
+    """The ledger's own alarm is off, so that the checkers must ring."""
+
+    def journalled(self: Ledger, header: ContributionHeader) -> None:
+        interval = self._find(header.key)
+        if interval is not None and interval.settled == interval.lo:
+            right(self, header)
+
+    return journalled
+
+
+def _unfenced(right: Any) -> Any:
+    return lambda terms, hello, standing: right(terms, hello, hello.incarnation or standing)
+
+
+def _acknowledged_first(right: Any) -> Any:
+    def stored(self: ContributionDesk, event: Any, now_s: float) -> None:
+        right(self, event, now_s)
+        effects = self.context.effects
+        words = [one for one in effects if isinstance(one, SendToLearner) and isinstance(one.message, Acknowledged)]
+        effects[:] = [*words, *(one for one in effects if one not in words)]
+
+    return stored
+
+
+def _ageless(_right: Any) -> Any:
+    """Every base counts as the current one."""
+
+    def candidates(round_: OpenRound, pool: Any, version: Any, reachable: Any) -> Candidates:
+        young = [replace(item, header=replace(item.header, base=version)) for item in pool]
+        found = rounds.candidates(round_, young, version, reachable)
+        headers = {item.header.key: item.header for item in pool}
+        entries = tuple(replace(entry, header=headers[entry.header.key]) for entry in found.entries)
+        return replace(found, entries=entries)
+
+    return candidates
+
+
+def _held_counts(_right: Any) -> Any:
+    """Whatever lies there counts towards the quorum."""
+
+    def candidates(round_: OpenRound, pool: Any, version: Any, reachable: Any) -> Candidates:
+        found = rounds.candidates(round_, pool, version, reachable)
+        return replace(found, fresh=frozenset(entry.header.key.learner_id for entry in found.entries))
+
+    return candidates
+
+
+def _unfitting(_right: Any) -> Any:
+    def arrived(self: LearnerMachine, header: UpdateHeader) -> None:
+        slot = self.context.slots[header.fragment_id]
+        version, resync = slot.newest
+        if slot.applying is None and (header.resync > resync or header.to_version > version):
+            slot.applying = header
+            self.context.effects.append(ApplyUpdate(header=header))
+        elif slot.applying is None:
+            self._acknowledge_update(header.fragment_id)
+
+    return arrived
+
+
+def _not_leading(_right: Any) -> Any:
+    """A chain begins wherever what is stored begins."""
+    return lambda self, has, fragment_id, state: [
+        update for update in state.updates[fragment_id] if update.to_version > has
+    ][-1:]
+
+
+def _again(_right: Any) -> Any:
+    """A version that is there already is installed once more."""
+
+    def arrived(self: LearnerMachine, header: UpdateHeader) -> None:
+        slot = self.context.slots[header.fragment_id]
+        version, _ = slot.newest
+        first = header.segments[0]
+        whole = UpdateHeader(
+            fragment_id=header.fragment_id,
+            resync=header.resync,
+            segments=(replace(header.segments[-1], kind=SegmentKind.VALUE),),
+        )
+        fits = first.kind is SegmentKind.VALUE or first.from_version == version
+        if slot.applying is None and header.to_version >= version:
+            slot.applying = header if fits else whole
+            self.context.effects.append(ApplyUpdate(header=slot.applying))
+
+    return arrived
+
+
+def _empty(right: Any) -> Any:
+    """A round that found nobody closes all the same, and momentum moves."""
+
+    def decide(self: RoundConductor, round_: OpenRound, now_s: float) -> None:
+        found = self._candidates(round_)
+        if not found.entries and now_s >= round_.gives_up_s:
+            round_.quorate_s = now_s
+            self._close(round_, found, now_s)
+        else:
+            right(self, round_, now_s)
+
+    return decide
+
+
+def _lease_kills(right: Any) -> Any:
+    """A timer ends lives, which only a new life may."""
+
+    def settle(self: SyncerMachine, now_s: float) -> None:
+        for member in self.context.membership.live():
+            if now_s >= self.context.membership.expires_s(member) and not self.state.ended:
+                record = LearnerAdmitted(
+                    learner_id=member.learner_id,
+                    incarnation=Incarnation(member.incarnation + 1),
+                    local_step=LocalStep(member.local_step),
+                    tokens=member.tokens,
+                )
+                self.context.record(record, durable=True)
+                if member.session is not None:
+                    self.context.membership.disconnected(member.session)
+        right(self, now_s)
+
+    return settle
+
+
+def _same_numbers(right: Any) -> Any:
+    def apply(self: SyncerState, record: TapeRecord) -> None:
+        right(self, replace(record, next_round=0) if isinstance(record, SyncerStarted) else record)
+
+    return apply
+
+
+def _hears_the_dead(right: Any) -> Any:
+    def said(self: SessionDesk, session: Any, message: Any, now_s: float) -> None:
+        closing = self.context.closing
+        hidden = {session} & closing
+        closing -= hidden
+        right(self, session, message, now_s)
+        closing |= hidden
+
+    return said
+
+
+def _forgets_closed(right: Any) -> Any:
+    def restart(self: RoundConductor, now_s: float) -> None:
+        closed, self.context.state.closed = self.context.state.closed, {}
+        right(self, now_s)
+        self.context.state.closed = closed
+
+    return restart
+
+
+def _drops_the_dead(right: Any) -> Any:
+    """What a life had journalled dies with it."""
+
+    def apply(self: SyncerState, record: TapeRecord) -> None:
+        if isinstance(record, LearnerAdmitted):
+            for pool in self.pool:
+                for key in [key for key in pool if key.learner_id == record.learner_id]:
+                    self.ledger.settled(pool.pop(key).header, DiscardReason.CRASHED)
+        right(self, record)
+
+    return apply
+
+
+def _keeps_sessions(right: Any) -> Any:
+    def note(self: SyncerMachine, event: SyncerEvent, now_s: float) -> None:
+        kept = set(self.context.closing)
+        right(self, event, now_s)
+        if isinstance(event, LearnerDisconnected):
+            self.context.closing |= kept | {event.session}
+
+    return note
+
+
+def _not_durable(right: Any) -> Any:
+    def record(self: SyncerContext, record: TapeRecord, *, durable: bool) -> None:
+        right(self, record, durable=durable and not isinstance(record, RoundClosed))
+
+    return record
+
+
+def _forgets_units(right: Any) -> Any:
+    def send(self: SyncerContext, session: Any, message: Any) -> None:
+        right(self, session, replace(message, next_unit=0) if isinstance(message, Welcome) else message)
+
+    return send
+
+
+def _loses_work(right: Any) -> Any:
+    """What an install overwrites is nowhere in the account."""
+    return lambda self, fragment_id, reason, amount: (
+        None if reason is DiscardReason.OVERLAP else right(self, fragment_id, reason, amount)
+    )
+
+
+def _reverses(right: Any) -> Any:
+    def candidates(*args: Any) -> Candidates:
+        found: Candidates = right(*args)
+        return replace(found, entries=found.entries[::-1])
+
+    return candidates
+
+
+def _record_lags(right: Any) -> Any:
+    """The merge begins before its close record."""
+
+    def take(self: SyncerContext) -> list[Any]:
+        effects = right(self)
+        closes = [one for one in effects if isinstance(one, Record) and isinstance(one.record, RoundClosed)]
+        return [*(one for one in effects if one not in closes), *closes]
+
+    return take
+
+
+MUTANTS = (
+    Mutant(
+        name="the dedupe is dropped",
+        patches=(
+            (Ledger, "is_repeated", _never),
+            (Ledger, "accepts", _always),
+            (Ledger, "journalled", _tolerant),
+        ),
+        seed=0,
+        says="",
+    ),
+    Mutant(
+        name="the fence is forgotten",
+        patches=((syncer_sessions, "examine", _unfenced),),
+        seed=7,
+        says="is welcomed, 2 stands",
+    ),
+    Mutant(
+        name="acknowledged before the journal has it",
+        patches=((ContributionDesk, "stored", _acknowledged_first),),
+        seed=0,
+        says="is acknowledged up to",
+    ),
+    Mutant(
+        name="an old base counts as new",
+        patches=((syncer_rounds, "candidates", _ageless),),
+        seed=0,
+        says="is merged 1 versions behind",
+    ),
+    Mutant(
+        name="a difference is added to another base",
+        patches=((LearnerMachine, "_arrived", _unfitting), (Downlink, "_chain", _not_leading)),
+        seed=2,
+        says="adds a difference from",
+    ),
+    Mutant(
+        name="grace is always zero",
+        patches=((quorum, "_grace_s", lambda _: lambda *_: 0.0),),
+        seed=1,
+        says="attempt 1 of round",
+    ),
+    Mutant(
+        name="a round closes empty", patches=((RoundConductor, "_decide", _empty),), seed=0, says="closed with 0 of"
+    ),
+    Mutant(name="a lease ends a life", patches=((SyncerMachine, "_settle", _lease_kills),), seed=0, says="did not end"),
+    Mutant(
+        name="replaced after its close record",
+        patches=((Ledger, "named", _nothing),),
+        seed=7,
+        says="journalled and merged already",
+    ),
+    Mutant(
+        name="counters are reset by a repeated install",
+        patches=((LearnerMachine, "_arrived", _again),),
+        seed=0,
+        says="",
+    ),
+    Mutant(
+        name="held contributions count towards K",
+        patches=((syncer_rounds, "candidates", _held_counts),),
+        seed=0,
+        says="closed with",
+    ),
+    Mutant(
+        name="a round's number is used twice",
+        patches=((SyncerState, "apply", _same_numbers),),
+        seed=0,
+        says="there are two rounds",
+    ),
+    Mutant(
+        name="a session is heard after its end",
+        patches=((SessionDesk, "said", _hears_the_dead),),
+        seed=19,
+        says="is welcomed after its end",
+    ),
+    Mutant(
+        name="a restart forgets closed rounds",
+        patches=((RoundConductor, "restart", _forgets_closed),),
+        seed=8,
+        says="no round closed for",
+    ),
+    Mutant(
+        name="nobody is asked again",
+        patches=((OpenRound, "gives_up_s", lambda _: property(lambda _self: float("inf"))),),
+        seed=0,
+        says="no round closed for",
+    ),
+    Mutant(
+        name="a broken update isn't sent again",
+        patches=((Downlink, "broken", _nothing),),
+        seed=3,
+        says="no round closed for",
+    ),
+    Mutant(
+        name="work dies with its sender",
+        patches=((SyncerState, "apply", _drops_the_dead),),
+        seed=7,
+        says="contributions wait to be merged",
+    ),
+    Mutant(
+        name="ended sessions are kept for ever",
+        patches=((SyncerMachine, "_note", _keeps_sessions),),
+        seed=3,
+        says="sessions that are ending",
+    ),
+    Mutant(
+        name="a close record isn't durable",
+        patches=((SyncerContext, "record", _not_durable),),
+        seed=0,
+        says="without a close record",
+    ),
+    Mutant(
+        name="a merge overtakes its close record",
+        patches=((SyncerContext, "take", _record_lags),),
+        seed=0,
+        says="without a close record",
+    ),
+    Mutant(
+        name="committed data are issued again",
+        patches=((SyncerContext, "send", _forgets_units),),
+        seed=0,
+        says="is told unit",
+    ),
+    Mutant(
+        name="overwritten work isn't accounted for",
+        patches=((Ledger, "_discard", _loses_work),),
+        seed=0,
+        says="the ledger of fragment",
+    ),
+    Mutant(
+        name="merges are summed in another order",
+        patches=((syncer_rounds, "candidates", _reverses),),
+        seed=0,
+        says="is merged out of order",
+    ),
+)

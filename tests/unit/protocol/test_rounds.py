@@ -1,0 +1,22 @@
+"""What an open round remembers of itself."""
+
+from __future__ import annotations
+
+from wan_diloco.protocol.messages import DeclineReason
+from wan_diloco.protocol.rounds import REMEMBERED_ATTEMPTS, OpenRound
+from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, RoundId
+
+EAST = LearnerId("us-east")
+
+
+def test_a_round_that_stays_open_for_days_remembers_its_last_attempts_only() -> None:
+    round_ = OpenRound(round_id=RoundId(1), fragment_id=FragmentId(0), due_step=GlobalStep(4), opened_s=0.0)
+    for number in range(1, 1000):
+        round_.ask({EAST: Incarnation(1)}, float(number), patience_s=1.0, window_s=1.0, extra_s={EAST: 0.25})
+        if number % 2:
+            round_.decline(EAST, DeclineReason.BUSY)
+    assert len(round_.attempts) == REMEMBERED_ATTEMPTS
+    assert len(round_.queued) <= REMEMBERED_ATTEMPTS
+    assert round_.response_s(EAST, 998, 1000.25) == 2.0, "what the grant made of it doesn't count"
+    assert round_.response_s(EAST, 999, 1000.0) is None, "it stood in its own queue"
+    assert round_.response_s(EAST, 998 - REMEMBERED_ATTEMPTS, 1000.0) is None, "an answer that old says nothing"

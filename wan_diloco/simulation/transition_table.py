@@ -1,0 +1,119 @@
+"""All transitions of the machines in the star: what each event can lead to, by what the machines' code can do."""
+
+from __future__ import annotations
+
+__all__ = ["BY_SETTLING", "CLOSES", "LEARNER", "MISSING", "RESTARTS", "SHOWN", "SYNCER", "UNREACHABLE", "UPDATES"]
+
+# One publication; several; the value, to who lags too far; the value, whatever is there.
+UPDATES = ("update difference", "update chain", "update value", "update resync")
+_MEMBERS = ("record MembershipChanged", "say Pace")
+# Who was silent for a lease speaks again: rounds without a quorum ask anew, with it.
+_HEARD = (*_MEMBERS, "say Pull")
+_CLOSES = ("record RoundClosed", "StartMerge")
+_ENDS = ("record RunEnded", "say Stop", "EndRun")
+
+SYNCER: dict[str, tuple[str, ...]] = {
+    "start": ("record SyncerStarted", "StartMerge", "record RunEnded", "EndRun"),
+    "LearnerConnected": ("nothing",),
+    "LearnerDisconnected": ("nothing", *_CLOSES),
+    "Hello": (
+        "nothing",
+        "record LearnerAdmitted",
+        "say Welcome",
+        "say Refused",
+        "say Stop",
+        "CloseSession",
+        "record RunStarted",
+        "say Start",
+        *_HEARD,
+        *_CLOSES,
+    ),
+    # A second report tells of the first step, with which a grace that had no bound is over.
+    "Report": ("nothing", *_HEARD, *UPDATES, "CloseSession", *_CLOSES, *_ENDS),
+    "Declined": ("nothing", *_HEARD, *_CLOSES, *_ENDS, "CloseSession"),
+    "UpdateReceived": ("nothing", *_HEARD, *UPDATES, "CloseSession"),
+    "ResyncRequest": ("nothing", "update resync", "CloseSession"),
+    "Goodbye": ("nothing", "CloseSession", *_MEMBERS, *_CLOSES),
+    "CallsRefused": ("nothing",),
+    "UploadOffered": (
+        "AcceptUpload",
+        "RefuseUpload",
+        "record ContributionJournalled",
+        "say Acknowledged",
+        "say ContributionRefused",
+        "update resync",
+        "CloseSession",
+        *_HEARD,
+        *_CLOSES,
+    ),
+    "UploadStored": (
+        "nothing",
+        "record ContributionJournalled",
+        "say Acknowledged",
+        "say ContributionRefused",
+        "record ContributionDiscarded",
+        *_CLOSES,
+    ),
+    "UploadFailed": ("nothing", "say ContributionRefused", "update resync"),
+    "MergeFinished": ("record FragmentPublished", *UPDATES[:3], "say Pull", *_ENDS),
+    "MergeFailed": ("nothing",),
+    "TransferBroken": ("nothing", *UPDATES),
+    "IngressChanged": ("nothing", "say Pace"),
+    "TimerFired": ("nothing", *_HEARD, *_CLOSES, "record RunStarted", "say Start"),
+}
+
+LEARNER: dict[str, tuple[str, ...]] = {
+    "Connected": ("say Hello",),
+    "ConnectionLost": ("nothing",),
+    "Welcome": ("SetPace", "say Report", "StartUpload", "AllowSteps", "SetRoundTrip", "RequestSnapshot"),
+    "Refused": ("ExitLearner",),
+    "Start": ("nothing", "AllowSteps"),
+    "Pace": ("nothing", "SetPace", "LimitUplink", "AllowSteps", "SetRoundTrip"),
+    "Pull": ("nothing", "RequestSnapshot", "say Declined"),
+    "Acknowledged": ("nothing", "DropUpload", "RequestSnapshot"),
+    "ContributionRefused": ("nothing", "DropUpload", "RequestSnapshot"),
+    "Stop": ("ExitLearner",),
+    "BoundaryPassed": ("nothing", "say Report", "StartUpload", "say Declined", "AllowSteps", "RequestSnapshot"),
+    "UpdateArrived": ("nothing", "ApplyUpdate", "say UpdateReceived"),
+    "UpdateApplied": ("say UpdateReceived", "InstallUpdate"),
+    "UpdateBroken": ("say ResyncRequest",),
+    "UploadBroken": ("nothing",),
+    "TimerFired": ("Connect", "say Report", "StartUpload"),
+}
+
+# What the machines do once more after every event, so that any may show it at a timer's instant, or after silence.
+BY_SETTLING: dict[str, frozenset[str]] = {
+    "syncer": frozenset((*_HEARD, *_CLOSES, "record ContributionDiscarded", "record RunStarted", "say Start")),
+    "learner": frozenset(("StartUpload", "RequestSnapshot", "AllowSteps", "SetRoundTrip", "say Report", "Connect")),
+}
+
+# How the reasons with which a session is ended begin; every refusal at Hello has its own.
+CLOSES = (
+    "refused",
+    "no standing session",
+    "a second Hello",
+    "the run has ended",
+    "a newer session of the same learner",
+    "goodbye",
+    "a contribution in another's name",
+    "a report that can't be true",
+)
+# Why a member isn't fresh in a round, besides that it declined.
+MISSING = ("late", "away")
+RESTARTS = (
+    "rounds closed and not published",
+    "rounds due and not closed",
+    "work journalled and not merged",
+    "after the end",
+    "a torn record",
+)
+SHOWN = ("start", "quorum", "member", "leap", "fragment", "finite", "storage", "end", "syncer")
+
+# What can't be in the star, and why.
+UNREACHABLE: dict[str, str] = {
+    "learner: Start -> SetPace": "before Start nobody takes a step, so that the pace is what Welcome said",
+    "declined: round_closed": "no machine says it: work that answers a closed round rides along in the next",
+    "missing: round_closed": "as above",
+    "discarded: syncer_lost": "only with `interval` durability, whose epochs the star under test never has",
+    "learner: -> say Goodbye": "its driver says it, at SIGTERM",
+}
