@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.transport import poll
 from wan_diloco.errors import DecodeError, PeerUnavailable, UsageError
 from wan_diloco.lab.links import GOOD, Direction, LinkState, LinkWay, Passage
 from wan_diloco.lab.proxy import LinkProxy, loopback_socket
@@ -52,9 +53,12 @@ async def echo() -> AsyncIterator[Echo]:
 
 def play(story: Callable[[LinkProxy, Echo], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(WITHIN_S), echo() as server:
-            async with LinkProxy(lambda: server.address, random.Random(1)) as link:
-                await story(link, server)
+        async with (
+            asyncio.timeout(WITHIN_S),
+            echo() as server,
+            LinkProxy(lambda: server.address, random.Random(1)) as link,
+        ):
+            await story(link, server)
 
     asyncio.run(main())
 
@@ -72,18 +76,13 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
-
-
 def test_a_good_link_carries_every_byte_both_ways_and_the_end_of_the_stream() -> None:
     async def story(link: LinkProxy, server: Echo) -> None:
         reader, writer = await dial(link)
         writer.write(TEXT)
         writer.write_eof()
         assert await reader.read(-1) == TEXT
-        await until(lambda: link.counts.open == 0)
+        await poll(lambda: link.counts.open == 0)
         assert (link.counts.up_bytes, link.counts.down_bytes) == (len(TEXT), len(TEXT))
         assert link.counts.opened == 1
 
@@ -116,7 +115,7 @@ def test_what_a_link_holds_comes_later_and_nothing_is_missing(way: LinkWay) -> N
         link.change(GOOD.having(way, passage=Passage.HELD))
         writer.write(TEXT)
         if way is LinkWay.DOWN:
-            await until(lambda: server.heard == 1 + len(TEXT))
+            await poll(lambda: server.heard == 1 + len(TEXT))
         waiting = asyncio.ensure_future(reader.readexactly(len(TEXT)))  # noqa: TID251
         # Both ends had many turns to do what they would do.
         for _ in range(200):
@@ -136,13 +135,13 @@ def test_a_half_open_link_swallows_bytes_and_tells_nobody_until_it_is_whole_agai
         assert await reader.readexactly(1) == b"a"
         link.change(GOOD.having(passage=Passage.LOST))
         writer.write(TEXT)
-        await until(lambda: link.counts.lost_bytes == len(TEXT))
+        await poll(lambda: link.counts.lost_bytes == len(TEXT))
         assert link.counts.open == 1, "the connection stands"
         assert server.heard == 1
         # New ones are let in, and nobody answers there either.
         _, stranger = await dial(link)
         stranger.write(b"x")
-        await until(lambda: link.counts.lost_bytes == len(TEXT) + 1)
+        await poll(lambda: link.counts.lost_bytes == len(TEXT) + 1)
         link.change(GOOD)
         assert await ended(reader) == b"", "what has a hole can't go on"
         assert server.heard == 1
@@ -169,7 +168,7 @@ def test_a_rate_is_kept_over_all_connections_of_a_direction_together() -> None:
         # A change is felt at once, by who waits too.
         link.change(GOOD.having(LinkWay.UP, rate_bytes_per_s=1.0))
         ends[0][1].write(TEXT)
-        await until(lambda: server.heard > 80_000)
+        await poll(lambda: server.heard > 80_000)
         link.change(GOOD)
         assert await ends[0][0].readexactly(len(TEXT)) == TEXT
 
@@ -241,10 +240,10 @@ def test_a_proxy_that_ends_resets_connections_and_leaves_no_task() -> None:
                 link.change(GOOD.having(passage=Passage.HELD, delay_s=100.0))
                 reader, writer = await dial(link)
                 writer.write(TEXT)
-                await until(lambda: link.counts.open == 1)
+                await poll(lambda: link.counts.open == 1)
             assert await ended(reader) == b""
             # The echo's handler, and this.
-            await until(lambda: len(asyncio.all_tasks()) <= 1)
+            await poll(lambda: len(asyncio.all_tasks()) <= 1)
 
     asyncio.run(main())
 
@@ -277,5 +276,5 @@ def test_links_are_changed_and_asked_from_outside() -> None:
 
 @pytest.mark.parametrize("wrong", [{"rate_bytes_per_s": 0.0}, {"delay_s": -1.0}, {"flips_per_byte": 1.5}])
 def test_links_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="above zero|not negative|probability"):
+    with pytest.raises(ValueError, match=r"above zero|not negative|probability"):
         Direction(**wrong)  # type: ignore[arg-type]
