@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from wan_diloco.cli import config, export, learner, run, syncer, version
+from wan_diloco.cli import chaos, config, export, learner, run, syncer, version
 from wan_diloco.errors import EXIT_INTERNAL, WanDilocoError
 
 __all__ = ["build_app", "main"]
@@ -34,6 +34,7 @@ def build_app() -> typer.Typer:
     syncer.register(app)
     learner.register(app)
     export.register(app)
+    chaos.register(app)
     config.register(app)
     version.register(app)
     return app
