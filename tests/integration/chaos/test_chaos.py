@@ -1,7 +1,7 @@
 """`wan-diloco chaos` as a user runs it: real processes are killed and stopped, links broken, the disk filled.
 
-What is asserted holds on any machine: nothing is lost, nothing counts twice, everything befell. How long anything took is
-`bench/chaos.py`'s to say.
+What is asserted holds on any machine: nothing is lost, nothing counts twice, everything befell. How long anything took
+is `bench/chaos.py`'s to say.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def play(folder: Path, steps: int, regions: str, *words: str, step_time: str = "
     )
     assert done.returncode == 0, f"{done.stderr}\n{done.stdout}\n{logs}"
     report: dict[str, Any] = json.loads(done.stdout)
-    assert report == json.loads((folder / "run" / "chaos.json").read_text())
+    assert report == json.loads((run / "chaos.json").read_text())
     return report
 
 
