@@ -74,6 +74,7 @@ class Scene:
         self._sockets = {region.name: loopback_socket() for region in config.regions}
         self._addresses = {name: f"127.0.0.1:{each.getsockname()[1]}" for name, each in self._sockets.items()}
         self._links: dict[str, LinkProxy] = {}
+        self._known: dict[str, Victim | None] = {}
         self._supervisor: Supervised | None = None
         self.config = self.routed(config)
 
@@ -133,15 +134,15 @@ class Scene:
 
     def syncer(self) -> Victim | None:
         """The syncer's process."""
-        return None if self._supervisor is None else command_of(self._supervisor.guardian("syncer"))
+        return self._found("syncer", self._command)
 
     def learner(self, region: str) -> Victim | None:
         """A learner's training process."""
-        return None if self._supervisor is None else command_of(self._supervisor.guardian(region))
+        return self._found(region, self._command)
 
     def uplink(self, region: str) -> Victim | None:
         """A learner's uplink."""
-        return uplink_of(self.learner(region))
+        return self._found(f"uplink of {region}", lambda _: uplink_of(self.learner(region)))
 
     def link(self, region: str) -> LinkState:
         """How a region's link is."""
@@ -153,3 +154,13 @@ class Scene:
             return (self._folder / "address").read_text(encoding="utf-8").strip()
         except OSError:
             return ""
+
+    def _command(self, name: str) -> Victim | None:
+        return None if self._supervisor is None else command_of(self._supervisor.guardian(name))
+
+    def _found(self, name: str, find: Callable[[str], Victim | None]) -> Victim | None:
+        """The one that was found last, if it lives; to look for a process costs a look at every one of the machine."""
+        known = self._known.get(name)
+        if known is None or known.condition() is None:
+            known = self._known[name] = find(name)
+        return known

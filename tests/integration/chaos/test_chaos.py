@@ -85,6 +85,7 @@ def play(folder: Path, steps: int, regions: str, *words: str, step_time: str = "
         + "".join(REGION.format(name=name, step_time=step_time) for name in regions)
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("WAN_DILOCO_")}
+    run = folder / "run"
     done = subprocess.run(
         [
             sys.executable,
@@ -105,9 +106,7 @@ def play(folder: Path, steps: int, regions: str, *words: str, step_time: str = "
         timeout=_WITHIN_S,
         check=False,
     )
-    logs = "\n".join(
-        f"---- {path.name}\n{path.read_text()[-2000:]}" for path in (folder / "run" / "logs").glob("*.log")
-    )
+    logs = "\n".join(f"---- {path.name}\n{path.read_text()[-2000:]}" for path in (run / "logs").glob("*.log"))
     assert done.returncode == 0, f"{done.stderr}\n{done.stdout}\n{logs}"
     report: dict[str, Any] = json.loads(done.stdout)
     assert report == json.loads((run / "chaos.json").read_text())
