@@ -53,6 +53,7 @@ REGION = """
 name = "{name}"
 step_time_min = "{step_time}"
 """
+# The syncer last: a busy machine takes long to start it again, and until then a half-open link has nothing to lose.
 SHORT = """
 seed = 3
 [[faults]]
@@ -61,18 +62,18 @@ kind = "cut"
 target = "link:a"
 for = "1s"
 [[faults]]
-at = "3s"
-kind = "kill"
-target = "syncer"
-[[faults]]
-at = "8s"
-kind = "kill"
-target = "learner:b"
-[[faults]]
-at = "10s"
+at = "4s"
 kind = "half-open"
 target = "link:a"
 for = "2s"
+[[faults]]
+at = "7s"
+kind = "kill"
+target = "learner:b"
+[[faults]]
+at = "8s"
+kind = "kill"
+target = "syncer"
 """
 
 
