@@ -10,6 +10,7 @@ import dataclasses
 from collections import deque
 from contextlib import AsyncExitStack, suppress
 from random import Random
+from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +25,7 @@ from wan_diloco.errors import TransportError
 from wan_diloco.lab.links import GOOD, Passage
 from wan_diloco.lab.proxy import LinkProxy
 from wan_diloco.protocol.messages import ContributionHeader
-from wan_diloco.transport.grpc_client import grpc_connection
+from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
 from wan_diloco.units import FragmentId
 from wan_diloco.wire.frames import pack
 
@@ -38,12 +39,11 @@ _GROWTH_BYTES = 16 * 2**20
 class Mischief:
     """Does everything to a syncer that a bad link and a dying learner do."""
 
-    def __init__(self, address: str, config: RunConfig, east: Learner, west: Learner, stack: AsyncExitStack) -> None:
+    def __init__(self, address: str, config: RunConfig, east: Learner, west: Learner) -> None:
         self._address = address
         self._config = config
         self._east = east
         self._west = west
-        self._stack = stack
         self._standing: deque[AsyncExitStack] = deque()
 
     async def fail(self, number: int) -> None:
@@ -105,6 +105,14 @@ class Mischief:
         return list(pack(payload.codes, payload.scales, chunk_bytes=2**14))
 
 
+async def poll_status(address: str, wanted: dict[str, bool]) -> None:
+    """Wait until the syncer says of each learner whether it is connected, and says this."""
+    connected: dict[str, bool] = {}
+    while connected != wanted:
+        status: Any = await fetch_status(address, WITHIN_S)
+        connected = {each["learner_id"]: each["connected"] for each in status["learners"]}
+
+
 def _holds(process: psutil.Process) -> tuple[int, int]:
     return process.num_fds(), process.num_threads()
 
@@ -123,28 +131,26 @@ def test_failed_cancelled_and_half_open_streams_leave_a_process_as_it_was(tmp_pa
     )
     (tmp_path / "given.json").write_text(config.resolved_json())
 
-    async def settled(process: psutil.Process, before: tuple[int, int]) -> None:
-        """The syncer notices by its keepalive, in its own time."""
+    async def noticed(address: str) -> None:
+        """The syncer finds the last half-open session by its keepalive, in its own time."""
         async with asyncio.timeout(WITHIN_S):
-            await poll(lambda: all(now <= then for now, then in zip(_holds(process), before, strict=True)))
+            await poll_status(address, {"east": True, "west": False})
 
     async def story(made: Process) -> None:
         address = await made.address()
         process = psutil.Process(made.popen.pid)
-        async with (
-            learners(config, lambda _: grpc_connection(address)) as (east, west),
-            AsyncExitStack() as stack,
-        ):
-            baseline = _holds(process)
-            mischief = Mischief(address, config, east, west, stack)
+        async with learners(config, lambda _: grpc_connection(address)) as (east, west):
+            mischief = Mischief(address, config, east, west)
             for number in range(warm_up):
                 await mischief.fail(number)
-            # Not ended: the syncer is to find every half-open one by itself.
-            await settled(process, baseline)
-            grown_from = process.memory_info().rss
+            await noticed(address)
+            # Threads are started when they are first needed, and stay.
+            before, grown_from = _holds(process), process.memory_info().rss
             for number in range(failures):
                 await mischief.fail(number)
-            await settled(process, baseline)
+            await noticed(address)
+            async with asyncio.timeout(WITHIN_S):
+                await poll(lambda: all(now <= then for now, then in zip(_holds(process), before, strict=True)))
             assert process.memory_info().rss - grown_from < _GROWTH_BYTES
             await mischief.end()
             assert made.popen.poll() is None, made.log.read_text()
