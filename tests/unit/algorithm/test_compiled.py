@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,17 @@ def test_kept_machine_code_that_cannot_be_read_is_made_anew(tmp_path, damaged):
     kept.write_bytes(kept.read_bytes()[:40])
     assert use_it(tmp_path) == 0
     assert use_it(tmp_path) == 1
+
+
+def test_who_only_reads_machine_code_waits_for_nobody_who_compiles(tmp_path, monkeypatch):
+    """Whoever compiles may be stopped, and the lock with it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "small.py").write_text(SMALL)
+    assert use_it(tmp_path) == 0
+    (lock,) = tmp_path.glob("*.lock")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert use_it(tmp_path) == 1
 
 
 def test_a_disk_that_takes_nothing_keeps_no_kernel_from_being_compiled(tmp_path):

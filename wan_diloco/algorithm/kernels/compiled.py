@@ -122,10 +122,24 @@ def entry(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
 
     def compile_now(function: _Function) -> _Function:
         function.__qualname__ = f"{function.__qualname__}-{_SOURCES}"
-        with _one_at_a_time():
-            return cast("_Function", _compiled(function, result(*arguments)))
+        signature = result(*arguments)
+        # Who only reads waits for nobody: a process that is stopped while it compiles must not keep others from
+        # starting, a syncer least of all.
+        with contextlib.nullcontext() if _is_kept(function, signature) else _one_at_a_time():
+            return cast("_Function", _compiled(function, signature))
 
     return compile_now
+
+
+def _is_kept(function: Any, signature: Any) -> bool:
+    """Whether there is machine code, as far as the index of it says."""
+    # Any error, as below: then whoever compiles finds out.
+    with contextlib.suppress(Exception):
+        dispatcher: Any = numba.njit(cache=True, **_HOW)(function)
+        cache = dispatcher._cache  # noqa: SLF001 - numba has no other way
+        key = cache._index_key(signature, dispatcher.targetctx.codegen())  # noqa: SLF001
+        return key in cache._cache_file._load_index()  # noqa: SLF001
+    return False
 
 
 def _compiled(function: Any, signature: Any) -> Any:
