@@ -124,8 +124,12 @@ class Ballast:
         Returns:
             Bytes that were written now.
         """
-        descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         written = 0
+        try:
+            descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        except OSError as exc:
+            # Others have filled it to the last entry of its folder.
+            return _unless_full(exc)
         try:
             for size in _PIECES:
                 piece = bytes(size)
@@ -133,8 +137,7 @@ class Ballast:
                     while done := os.write(descriptor, piece):
                         written += done
                 except OSError as exc:
-                    if exc.errno != errno.ENOSPC:
-                        raise
+                    _unless_full(exc)
         finally:
             os.close(descriptor)
         return written
@@ -143,6 +146,17 @@ class Ballast:
         """Make room."""
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
+
+
+def _unless_full(problem: OSError) -> int:
+    """Nothing was written, for want of room.
+
+    Raises:
+        OSError: It is another problem.
+    """
+    if problem.errno != errno.ENOSPC:
+        raise problem
+    return 0
 
 
 def _call(*words: str) -> None:
