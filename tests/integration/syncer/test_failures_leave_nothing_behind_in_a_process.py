@@ -119,7 +119,7 @@ def _holds(process: psutil.Process) -> tuple[int, int]:
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    ("warm_up", "failures"), [(18, 42), pytest.param(60, 500, marks=pytest.mark.slow)], ids=["short", "long"]
+    ("warm_up", "failures"), [(9, 30), pytest.param(60, 500, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_failed_cancelled_and_half_open_streams_leave_a_process_as_it_was(tmp_path, warm_up, failures):
     # So many bytes that an upload can be broken off in its middle.
