@@ -15,7 +15,8 @@ PYTEST := $(BIN)/python -m pytest
 COVERED := wan_diloco/protocol/*,wan_diloco/algorithm/*
 COVERED_MIN := 95
 # The longest last. Others in bench/ are parts of these.
-BENCHES := codec.py 'merge.py --threads' stall.py restart.py transport.py pacing.py syncer.py quality.py
+BENCHES := codec.py 'merge.py --threads' stall.py restart.py transport.py pacing.py syncer.py kill_one.py slow_regions.py chaos.py \
+           quality.py
 BENCH_FLAGS ?=
 
 SHELL := /bin/bash
@@ -87,7 +88,7 @@ demo: kernels ## train one model in four regions on this machine
 	@number=1; folder=runs/demo; while [ -e "$$folder" ]; do number=$$((number + 1)); folder=runs/demo-$$number; done; \
 	$(BIN)/wan-diloco run deploy/demo.toml --run-folder "$$folder"
 
-bench: kernels ## measure what the README says, an hour on a machine that does nothing else; BENCH_FLAGS=--quick for minutes
+bench: kernels ## measure what the README says, two hours on a machine that does nothing else; BENCH_FLAGS=--quick for minutes
 	@mkdir -p bench/results; scratch=$$(mktemp); trap 'rm -f "$$scratch"' EXIT; \
 	for command in $(BENCHES); do \
 		set -- $$command; program=$$1; shift; echo "bench/$$command"; \

@@ -85,6 +85,35 @@ ROWS = (
     Row(
         "pacing", "peak_over_at_once", "fullest step's traffic, times below sending the model at once", 12.0, above=True
     ),
+    Row("chaos", "longest_standstill_s", "five minutes of faults: longest without a published round, s", 15.0),
+    Row("chaos", "double_merges", "five minutes of faults: merged twice", 0.0),
+    Row("chaos", "lost_acknowledged", "five minutes of faults: acknowledged and lost", 0.0),
+    Row("chaos", "ledger_balance", "five minutes of faults: tokens unaccounted for", 0.0),
+    Row("chaos", "loss_over_faultless", "five minutes of faults: loss, over none at as many merged tokens", 1.03),
+    Row(
+        "kill_one",
+        "others_after_over_before_mean",
+        "one of four dies: the others' speed after, over before",
+        0.97,
+        above=True,
+    ),
+    Row("kill_one", "round_closed_after_s", "one of four dies: its rounds close after, beyond grace, s", 2.0),
+    Row(
+        "slow_regions",
+        "fast_over_equal",
+        "two of four three times slower: the fast ones' speed, over equals'",
+        0.97,
+        above=True,
+    ),
+    Row(
+        "slow_regions",
+        "periods_between_merges_max",
+        "two of four three times slower: longest between merges, periods",
+        3.0,
+    ),
+    Row(
+        "slow_regions", "loss_over_equal", "two of four three times slower: loss, over equals' at as many tokens", 1.03
+    ),
 )
 
 

@@ -18,11 +18,14 @@ from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
 from wan_diloco.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
+    from typing import Any
 
     from wan_diloco.cli.progress import Display
     from wan_diloco.clock import Clock
     from wan_diloco.config import LiveConfig, RunConfig
+
+    Beside = Callable[[Supervisor], Coroutine[Any, Any, None]]
 
 __all__ = ["child_environment", "launch", "process_specs"]
 
@@ -60,7 +63,10 @@ def process_specs(config: RunConfig, run_folder: Path, *, resume: bool) -> tuple
             log_path=folder / "logs" / f"{name}.log",
         )
 
-    learners = tuple(spec(region.name, "learner", "--region", region.name) for region in config.regions)
+    # More threads than cores make every region's steps slower; a learner that is given an address can't know that it
+    # shares a machine.
+    threads = ("--threads", "1") if len(config.regions) > 1 else ()
+    learners = tuple(spec(region.name, "learner", "--region", region.name, *threads) for region in config.regions)
     return spec("syncer", "syncer"), learners
 
 
@@ -74,6 +80,7 @@ def launch(
     clock: Clock,
     rng: random.Random,
     load: Callable[[], RunConfig],
+    beside: Beside | None = None,
 ) -> Outcome:
     """Run to the end, supervised and shown.
 
@@ -88,6 +95,7 @@ def launch(
         clock: Real time.
         rng: Chance, for the jitter of restarts.
         load: Reads the configuration again, at SIGHUP.
+        beside: Runs on the event loop while the run does, and is cancelled at its end.
 
     Raises:
         StorageLocked: Another process has the folder.
@@ -131,7 +139,7 @@ def launch(
         reload = partial(_reload, LiveConfig(config, load, say), run_folder, supervisor, say)
         with display:
             say(f"run {config.run.name!r} in {run_folder}, {len(learners)} regions; this is process {os.getpid()}")
-            return asyncio.run(_supervised(supervisor, display, run_folder / "address", clock, reload))
+            return asyncio.run(_supervised(supervisor, display, run_folder / "address", clock, reload, beside))
 
 
 def _reload(live: LiveConfig, run_folder: Path, supervisor: Supervisor, say: Callable[[str], None]) -> None:
@@ -148,7 +156,12 @@ def _reload(live: LiveConfig, run_folder: Path, supervisor: Supervisor, say: Cal
 
 
 async def _supervised(
-    supervisor: Supervisor, display: Display, address_path: Path, clock: Clock, reload: Callable[[], None]
+    supervisor: Supervisor,
+    display: Display,
+    address_path: Path,
+    clock: Clock,
+    reload: Callable[[], None],
+    beside: Beside | None,
 ) -> Outcome:
     loop = asyncio.get_running_loop()
     # Whoever asked that hanging up be ignored wants the run to outlive the terminal.
@@ -164,9 +177,12 @@ async def _supervised(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _interrupt, supervisor, display, number)
     async with asyncio.TaskGroup() as group:
-        watcher = group.create_task(_watched(supervisor, display, address_path, clock))
+        others = [group.create_task(_watched(supervisor, display, address_path, clock))]
+        if beside is not None:
+            others.append(group.create_task(beside(supervisor)))
         outcome = await supervisor.run()
-        watcher.cancel()
+        for task in others:
+            task.cancel()
     return outcome
 
 

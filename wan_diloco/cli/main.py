@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from wan_diloco.cli import config, export, learner, replay, run, simulate, syncer, version
+from wan_diloco.cli import chaos, config, export, learner, replay, run, simulate, syncer, version
 from wan_diloco.errors import EXIT_INTERNAL, WanDilocoError
 
 __all__ = ["build_app", "main"]
@@ -36,6 +36,7 @@ def build_app() -> typer.Typer:
     export.register(app)
     replay.register(app)
     simulate.register(app)
+    chaos.register(app)
     config.register(app)
     version.register(app)
     return app

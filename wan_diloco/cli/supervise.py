@@ -84,6 +84,9 @@ class Supervisor:
         rng: Chance, for jitter.
         clock: Measures lives.
         say: Told what happens, one sentence each.
+
+    Attributes:
+        held: Names of learners that aren't to be started yet; whoever holds one back takes it out.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Supervisor:
 
         self.syncer = keeper(syncer)
         self.learners = tuple(keeper(spec) for spec in learners)
+        self.held: set[str] = set()
         self._address_path = address_path
         self._quorum = quorum
         self._patience = patience
@@ -180,7 +184,7 @@ class Supervisor:
             self._decide(self._failure(self.syncer, condition))
 
     async def _follow_learner(self, keeper: Keeper) -> None:
-        while not self._address_path.exists():
+        while keeper.spec.name in self.held or not self._address_path.exists():
             if self._decided.is_set():
                 return
             await asyncio.sleep(_ADDRESS_POLL_S)

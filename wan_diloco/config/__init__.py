@@ -4,6 +4,14 @@ Nothing here imports torch, so that a laptop can check the configuration of a cl
 """
 
 from wan_diloco.config.environment import DEBUG_VARIABLE, process_environment
+from wan_diloco.config.faults import (
+    FaultKind,
+    FaultSchedule,
+    FaultSettings,
+    check_schedule,
+    load_schedule,
+    parse_schedule,
+)
 from wan_diloco.config.load import LoadedConfig, load_config, parse_config
 from wan_diloco.config.rates import Adopted, LiveConfig, adopt_rates
 from wan_diloco.config.render import json_schema, render_toml
@@ -27,6 +35,9 @@ __all__ = [
     "Adopted",
     "DataSettings",
     "EvaluationSettings",
+    "FaultKind",
+    "FaultSchedule",
+    "FaultSettings",
     "InnerSettings",
     "LiveConfig",
     "LoadedConfig",
@@ -39,9 +50,12 @@ __all__ = [
     "SyncerSettings",
     "WireSettings",
     "adopt_rates",
+    "check_schedule",
     "json_schema",
     "load_config",
+    "load_schedule",
     "parse_config",
+    "parse_schedule",
     "process_environment",
     "render_toml",
     "text_path",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-__all__ = ["LoadedConfig", "load_config", "parse_config"]
+__all__ = ["LoadedConfig", "load_config", "parse_config", "read_table"]
 
 DEFAULT_SOURCE: Final = "default"
 COMPUTED_SOURCE: Final = "computed"
@@ -74,7 +74,7 @@ def load_config(paths: Sequence[Path], *, env: Mapping[str, str], overrides: Seq
     """
     layers = _Layers()
     for path in paths:
-        layers.merge(_read_file(path), f"file {path}")
+        layers.merge(read_table(path), f"file {path}")
     for name, words, text in _environment_settings(env):
         layers.assign(words, text, f"env {name}")
     for override in overrides:
@@ -191,7 +191,12 @@ def _near_misses(env: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} is ignored: did you mean {PREFIX}{section.upper()}__{key.upper()}"
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Any]:
+    """What a file of TOML, or of JSON by its name, says.
+
+    Raises:
+        ConfigError: It can't be read, or says something else than a table.
+    """
     try:
         status = path.stat()
         # A pipe or a device could keep us waiting, or never end.

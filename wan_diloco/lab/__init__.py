@@ -1,1 +1,1 @@
-"""Emulated wide-area links, for tests and measurements: they need root, and leave nothing behind."""
+"""The laboratory: emulated wide-area links, and faults that befall real processes."""

@@ -76,7 +76,7 @@ def _sizes(machine: SyncerMachine, settings: WorldSettings, sessions: int) -> It
         yield "rounds remembered", len(remembered), _ASKED_ROUNDS
         for round_ in remembered:
             yield "attempts remembered", len(round_.attempts), REMEMBERED_ATTEMPTS
-            yield "answers remembered", len(round_.queued), REMEMBERED_ATTEMPTS * learners
+            yield "answers remembered", len(round_.unmeasured), REMEMBERED_ATTEMPTS * learners
     yield "reasons", len(context.waiting), learners * _REASONS_A_LEARNER + fragments + _REASONS
     yield "echoes", len(context.echoes), learners
     yield "effects", len(context.effects), 0

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -22,11 +24,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.proxy import DelayingProxy
 from tests.support.sources import REPOSITORY
 from wan_diloco.algorithm.blocks import build_block_table
 from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.config import load_config
+from wan_diloco.lab.links import GOOD
+from wan_diloco.lab.proxy import LinkProxy
 from wan_diloco.models import run_layout
 
 # About a minute each: steps are stretched far beyond what they take. tests/simulation/test_figures.py asserts the same
@@ -149,7 +152,9 @@ async def play(config: Path, run_folder: Path, regions: Mapping[str, Region]) ->
         for name, region in regions.items():
             target = address.read_text().strip()
             if region.delay_s:
-                target = (await stack.enter_async_context(DelayingProxy(target, region.delay_s))).address
+                link = await stack.enter_async_context(LinkProxy(partial(str, target), random.Random(0)))
+                link.change(GOOD.having(delay_s=region.delay_s))
+                target = link.address
             own = ("--run-folder", str(run_folder), "--region", name, "--syncer", target, "--threads", "1")
             processes.append(
                 await stack.enter_async_context(process("learner", str(config), *own, log=logs / f"{name}.log"))

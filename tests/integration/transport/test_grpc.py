@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -14,9 +15,10 @@ import grpc.aio
 import psutil
 import pytest
 
-from tests.support.proxy import StallingProxy
 from tests.support.transport import RecordingHandler, contribution, hello, poll, random_buffers, same, within
 from wan_diloco.errors import AuthError, ConfigError, PeerUnavailable, TransportError
+from wan_diloco.lab.links import GOOD, Passage
+from wan_diloco.lab.proxy import LinkProxy
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
@@ -184,7 +186,7 @@ def test_a_link_that_goes_silent_while_writing_is_noticed_by_both_ends_and_the_u
         buffers = random_buffers(8_000_000, 0)
         frames = pack(buffers.codes, buffers.scales, chunk_bytes=100_000)
         header = contribution(8_000_000, 0)
-        async with StallingProxy(address) as proxy:
+        async with LinkProxy(lambda: address, random.Random(0)) as proxy:
             connection = grpc_connection(proxy.address, keepalive=keepalive, options=options)
             await within(connection.connect())
             connection.set_round_trip(0.05)
@@ -192,14 +194,14 @@ def test_a_link_that_goes_silent_while_writing_is_noticed_by_both_ends_and_the_u
             async with asyncio.TaskGroup() as group:
                 uploading = group.create_task(fails(connection.upload(header, frames, 4.0)))
                 listening = group.create_task(fails(anext(connection.messages())))
-                await within(poll(lambda: proxy.forwarded_bytes >= 1_000_000))
-                proxy.stall()
+                await within(poll(lambda: proxy.counts.up_bytes >= 1_000_000))
+                proxy.change(GOOD.having(passage=Passage.HELD))
                 # Without keepalive this takes a quarter of an hour.
                 await within(uploading, 20.0)
                 await within(listening, 20.0)
                 await within(handler.until(lambda: bool(handler.ended)), 20.0)
             await connection.close()
-            proxy.resume()
+            proxy.change(GOOD)
             again = grpc_connection(proxy.address, keepalive=keepalive, options=options)
             await within(again.connect(), 10.0)
             again.set_round_trip(0.05)
@@ -220,8 +222,9 @@ async def fails(work) -> None:  # type: ignore[no-untyped-def]
 def test_connecting_to_a_silent_host_gives_up_in_time() -> None:
     async def main(servers: Servers) -> None:
         handler = RecordingHandler()
-        async with StallingProxy(await servers.start(handler)) as proxy:
-            proxy.stall()
+        address = await servers.start(handler)
+        async with LinkProxy(lambda: address, random.Random(0)) as proxy:
+            proxy.change(GOOD.having(passage=Passage.HELD))
             connection = grpc_connection(proxy.address, options=ConnectionOptions(connect_timeout_s=0.5))
             with pytest.raises(PeerUnavailable, match=r"0\.5 s"):
                 await within(connection.connect())

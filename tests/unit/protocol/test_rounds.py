@@ -16,7 +16,7 @@ def test_a_round_that_stays_open_for_days_remembers_its_last_attempts_only() -> 
         if number % 2:
             round_.decline(EAST, DeclineReason.BUSY)
     assert len(round_.attempts) == REMEMBERED_ATTEMPTS
-    assert len(round_.queued) <= REMEMBERED_ATTEMPTS
+    assert len(round_.unmeasured) <= REMEMBERED_ATTEMPTS
     assert round_.response_s(EAST, 998, 1000.25) == 2.0, "what the grant made of it doesn't count"
     assert round_.response_s(EAST, 999, 1000.0) is None, "it stood in its own queue"
     assert round_.response_s(EAST, 998 - REMEMBERED_ATTEMPTS, 1000.0) is None, "an answer that old says nothing"

@@ -7,6 +7,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from wan_diloco.telemetry.report import sections, tables
+from wan_diloco.telemetry.report.faults import faults_part
 from wan_diloco.telemetry.report.markup import Markup, tag
 from wan_diloco.telemetry.report.scales import spell
 from wan_diloco.telemetry.report.story import Story, read_story
@@ -23,6 +24,7 @@ _PART_TITLES = (
     ("rounds", "Rounds"),
     ("traffic", "Traffic"),
     ("tokens", "Tokens"),
+    ("faults", "Faults"),
     ("story", "What happened"),
     ("configuration", "Configuration"),
 )
@@ -31,6 +33,7 @@ _PART_TITLES = (
 def render_report(run_folder: Path) -> str:
     """The report of a run or a baseline, finished or not, from `metrics.jsonl`, `summary.json` and `config.json`.
 
+    Faults that were made to befall it are in `chaos.json`, if any.
     Whatever is missing or cut off leaves a gap in the report and nothing worse.
 
     Returns:
@@ -42,7 +45,10 @@ def render_report(run_folder: Path) -> str:
     story = read_story(run_folder)
     if story.is_baseline:
         return _page(story, sections.baseline_headlines(story), _baseline_parts(story))
-    return _page(story, sections.headlines(story), _run_parts(story))
+    parts = _run_parts(story)
+    if story.chaos:
+        parts["faults"] = faults_part(story.chaos)
+    return _page(story, sections.headlines(story), parts)
 
 
 def _baseline_parts(story: Story) -> dict[str, Markup]:

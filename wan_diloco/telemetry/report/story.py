@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Evaluation", "Fate", "Moment", "Progress", "Story", "Traffic", "read_story"]
 
 _CONFIG_FILE: Final = "config.json"
+_CHAOS_FILE: Final = "chaos.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,7 @@ class Story:
         name: Of the run.
         config: The resolved configuration; empty where the file isn't there.
         summary: `summary.json`; empty while the run goes on, for the time being where it was interrupted.
+        chaos: `chaos.json`; empty where no faults were made.
         regions: Names, in the order of the configuration.
         progress: For each region, its records in order of time.
         tokens: The newest cumulative tokens of each region.
@@ -110,6 +112,7 @@ class Story:
     name: str
     config: dict[str, Any]
     summary: dict[str, Any]
+    chaos: dict[str, Any] = field(default_factory=dict)
     regions: list[str] = field(default_factory=list)
     progress: dict[str, list[Progress]] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
@@ -217,6 +220,7 @@ def read_story(run_folder: Path) -> Story:
         name=str(name or run_folder.resolve().name),
         config=config,
         summary=_read_object(run_folder / SUMMARY_FILE),
+        chaos=_read_object(run_folder / _CHAOS_FILE),
         rounds=distinct_rounds(log.lines),
         damaged_lines=log.damaged,
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from wan_diloco.telemetry.report.story import Moment, Story
 
-__all__ = ["configuration", "durations", "moments", "regions_table"]
+__all__ = ["configuration", "durations", "moments", "regions_table", "table"]
 
 _MOMENTS: Final = 200
 
@@ -34,7 +34,7 @@ def durations(story: Story) -> Markup | None:
         (name, spell(statistics.median(values), "time"), spell(_high(values), "time"), spell(max(values), "time"))
         for name, values in phases
     ]
-    return _table("Duration of the rounds", ("Phase", "Median", "95 % below", "Longest"), rows, key="durations")
+    return table("Duration of the rounds", ("Phase", "Median", "95 % below", "Longest"), rows, key="durations")
 
 
 def regions_table(story: Story) -> Markup | None:
@@ -57,7 +57,7 @@ def regions_table(story: Story) -> Markup | None:
     if not rows:
         return None
     head = ("Region", "Tokens trained", "Sent", "Received", "Merged in, of its live rounds", "Of all rounds")
-    return _table("Regions", head, rows, key="regions")
+    return table("Regions", head, rows, key="regions")
 
 
 def moments(key: str, title: str, items: Sequence[Moment], empty: str) -> Markup:
@@ -76,7 +76,7 @@ def moments(key: str, title: str, items: Sequence[Moment], empty: str) -> Markup
     ]
     second = "Event" if named else "For"
     note = f"The newest {len(shown)} of {len(items)}." if len(shown) < len(items) else ""
-    return _table(title, ("At", second, "What" if named else "Why"), rows, key=key, note=note, words=True)
+    return table(title, ("At", second, "What" if named else "Why"), rows, key=key, note=note, words=True)
 
 
 def configuration(config: Mapping[str, Any]) -> Markup:
@@ -113,7 +113,7 @@ def _settings(name: str, values: Mapping[str, Any]) -> Markup:
     return tag("section", tag("h3", name), tag("table", tag("tbody", rows), class_="pairs"), class_="card")
 
 
-def _table(
+def table(
     title: str,
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -122,6 +122,7 @@ def _table(
     note: str = "",
     words: bool = False,
 ) -> Markup:
+    """A table in a card; the first cell of each row is its name."""
     body = [tag("tr", tag("th", row[0], scope="row"), [tag("td", cell) for cell in row[1:]]) for row in rows]
     return tag(
         "section",

@@ -1,0 +1,106 @@
+"""What do five minutes of faults cost a run? Against a run without faults that merged as many tokens.
+
+    python bench/chaos.py [--quick] [--json] [--seeds 1,2,3] [--faults 22] [--duration 300]
+
+For each seed, `wan-diloco chaos deploy/demo.toml --random` with steps that are stretched, so that two cores are far
+from busy: syncer, learners and uplinks are killed and stopped, links cut, half-open, throttled, delayed and noisy, the
+disk is filled, a learner comes late. Then `wan-diloco run` of the same seed without faults, with so many tokens that as
+many are merged (a killed learner trains on fewer), and its whole schedule of learning rates.
+
+- `longest_standstill_s`: without a published round, while a quorum could contribute; the worst of the seeds.
+- `ledger_balance`, `double_merges`, `lost_acknowledged`, `unaccounted`: summed over the seeds, all to be 0.
+- `loss_over_faultless`: final validation loss over the other run's; `merged_over_faultless` says how equal they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from local_runs import DEMO, command, finished, stretched, summary
+from machine import machine
+from rounds import note, show
+
+REGIONS = ("us-east", "us-west", "eu-west", "ap-south")
+STEP_S = 0.4
+STEP_TOKENS = 4 * 1024
+# Steps go on while the faults last and for a while after them.
+CALM_SHARE = 1.15
+MERGED_APART_MAX = 0.02
+ZEROS = ("ledger_balance", "double_merges", "lost_acknowledged", "unaccounted")
+
+
+def one(seed: int, duration_s: float, faults: int, scratch: Path) -> dict[str, Any]:
+    """Both runs of a seed."""
+    tokens = round(CALM_SHARE * duration_s / STEP_S) * STEP_TOKENS
+    settings = [*stretched(REGIONS, f"{STEP_S}s"), f"run.seed={seed}"]
+    words = ("--random", "--seed", str(seed), "--faults", str(faults), "--duration", f"{duration_s}s", "--json")
+    shaken = scratch / f"chaos-{seed}"
+    report = json.loads(finished(command("chaos", DEMO, shaken, [*settings, f"run.tokens={tokens}"], *words)))
+    result = {key: report[key] for key in ("faults", "faults_by_kind", "longest_standstill_s", *ZEROS)}
+    came_to = summary(shaken)
+    merged = came_to["tokens_merged"]
+    # Of calm work the overlap is lost, which is less than a tenth.
+    calm_tokens, calm = round(merged / 0.92), {}
+    for attempt in range(2):
+        folder = scratch / f"calm-{seed}-{attempt}"
+        finished(command("run", DEMO, folder, [*settings, f"run.tokens={calm_tokens}"], "--json"))
+        calm = summary(folder)
+        if abs(merged / calm["tokens_merged"] - 1) <= MERGED_APART_MAX:
+            break
+        calm_tokens = round(calm_tokens * merged / calm["tokens_merged"])
+    result |= {
+        "loss": came_to["validation_nats_per_byte"],
+        "faultless_loss": calm["validation_nats_per_byte"],
+        "loss_over_faultless": came_to["validation_nats_per_byte"] / calm["validation_nats_per_byte"],
+        "merged_over_faultless": merged / calm["tokens_merged"],
+        "tokens_discarded": came_to["tokens_discarded"],
+        "well_after_s_max": max(item["well_after_s"] or 0.0 for item in report["befallen"] if not item["problem"]),
+        "never_well": [
+            f"{item['kind']} {item['target']} at {item['began_s']} s"
+            for item in report["befallen"]
+            if not item["problem"] and item["well_after_s"] is None
+        ],
+    }
+    print(f"seed {seed}: {result}", file=sys.stderr)
+    return result
+
+
+def measure(seeds: list[int], duration_s: float, faults: int) -> dict[str, Any]:
+    """All seeds, one after the other."""
+    result: dict[str, Any] = {"machine": machine(), "seeds": seeds, "duration_s": duration_s, "step_s": STEP_S}
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = [one(seed, duration_s, faults, Path(scratch)) for seed in seeds]
+    result["runs"] = runs
+    result["faults"] = min(run["faults"] for run in runs)
+    result |= {key: sum(run[key] for run in runs) for key in ZEROS}
+    note(result, "longest_standstill_s", [run["longest_standstill_s"] for run in runs])
+    note(result, "loss_over_faultless", [run["loss_over_faultless"] for run in runs])
+    note(result, "merged_over_faultless", [run["merged_over_faultless"] for run in runs])
+    return result
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed, a minute and a half, 14 faults")
+    parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--faults", type=int, default=22)
+    parser.add_argument("--duration", type=float, default=300.0, metavar="SECONDS")
+    chosen = parser.parse_args()
+    if chosen.quick:
+        result = measure([1], 90.0, 14)
+    else:
+        result = measure([int(seed) for seed in chosen.seeds.split(",")], chosen.duration, chosen.faults)
+    show(result, as_json=chosen.json)
+    if not chosen.json:
+        print("  ".join(f"{key} {result[key]}" for key in ("faults", *ZEROS)))
+
+
+if __name__ == "__main__":
+    main()

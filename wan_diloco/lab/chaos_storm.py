@@ -1,0 +1,216 @@
+"""Has the faults of a schedule befall a run, each at its time, and takes back what can be taken back.
+
+Whatever ends it, no process stays stopped, no link stays bad and no disk stays full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, assert_never
+
+from wan_diloco.config import FaultKind, FaultSchedule, FaultSettings
+from wan_diloco.lab.links import GOOD, LinkState, LinkWay, Passage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wan_diloco.lab.chaos_watch import Processes
+    from wan_diloco.lab.proxy import LinkProxy
+    from wan_diloco.lab.small_disk import Ballast
+    from wan_diloco.lab.victims import Victim
+
+__all__ = ["Befallen", "Releasing", "Storm"]
+
+# A process that isn't there when it should be hit is being started again.
+_FIND_S: Final = 20.0
+_FIND_EVERY_S: Final = 0.05
+# Who makes room on a full disk, by dropping what is old, finds it full again.
+_FILL_EVERY_S: Final = 0.5
+
+
+class Releasing(Protocol):
+    """Who holds late joiners back."""
+
+    def release(self, region: str) -> None:
+        """Start a region's learner."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Befallen:
+    """A fault that happened, or was to.
+
+    Attributes:
+        fault: As scheduled.
+        began_s, ended_s: On the event loop's clock; None when it didn't happen, or the run ended first.
+        problem: Why it didn't happen; empty when it did.
+    """
+
+    fault: FaultSettings
+    began_s: float | None = None
+    ended_s: float | None = None
+    problem: str = ""
+
+
+class Storm:
+    """Use it once, on the event loop of the links.
+
+    Args:
+        schedule: What is to happen.
+        processes: To be hit.
+        links: By region.
+        ballast: Fills the disk; None where none can be filled.
+        releasing: Who holds late joiners back.
+        say: Told what happens, one sentence each.
+
+    Attributes:
+        befallen: What happened, in order of the schedule.
+    """
+
+    def __init__(
+        self,
+        schedule: FaultSchedule,
+        *,
+        processes: Processes,
+        links: Mapping[str, LinkProxy],
+        ballast: Ballast | None,
+        releasing: Releasing,
+        say: Callable[[str], None],
+    ) -> None:
+        """Do nothing yet."""
+        self.befallen = [Befallen(fault=fault) for fault in schedule.in_order]
+        self._processes = processes
+        self._links = links
+        self._ballast = ballast
+        self._releasing = releasing
+        self._say = say
+        self._on_links: dict[str, list[FaultSettings]] = {name: [] for name in links}
+        self._frozen: list[Victim] = []
+        self._full = 0
+
+    async def run(self) -> None:
+        """Let everything happen, counted from now, until the last fault is over."""
+        began_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for item in self.befallen:
+                    group.create_task(self._befall(item, began_s + item.fault.at_s))
+        finally:
+            for victim in self._frozen:
+                victim.send(signal.SIGCONT)
+            for name, active in self._on_links.items():
+                active.clear()
+                self._links[name].change(GOOD)
+            if self._ballast is not None:
+                self._ballast.empty()
+
+    async def _befall(self, item: Befallen, due_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(due_s - loop.time())
+        fault = item.fault
+        victim = None
+        if fault.kind in (FaultKind.KILL, FaultKind.STOP):
+            victim = await self._find(fault)
+            if victim is None:
+                item.problem = f"there was no process for {_FIND_S:.0f} s"
+                self._say(f"chaos: {_said(fault)}: {item.problem}")
+                return
+        self._say(f"chaos: {_said(fault)}")
+        item.began_s = loop.time()
+        match fault.kind:
+            case FaultKind.KILL:
+                assert victim is not None
+                victim.send(signal.SIGKILL)
+            case FaultKind.STOP:
+                assert victim is not None
+                await self._freeze(victim, fault.duration_s)
+            case FaultKind.JOIN:
+                self._releasing.release(fault.region)
+            case FaultKind.FULL_DISK:
+                await self._fill(item)
+            case FaultKind.CUT | FaultKind.HALF_OPEN | FaultKind.THROTTLE | FaultKind.DELAY | FaultKind.CORRUPT:
+                await self._disturb(fault)
+            case _:
+                assert_never(fault.kind)
+        item.ended_s = loop.time()
+
+    async def _find(self, fault: FaultSettings) -> Victim | None:
+        """The process that a fault hits, when it is there."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _FIND_S
+        while loop.time() < until_s:
+            match fault.sort:
+                case "syncer":
+                    victim = self._processes.syncer()
+                case "learner":
+                    victim = self._processes.learner(fault.region)
+                case _:
+                    victim = self._processes.uplink(fault.region)
+            if victim is not None:
+                return victim
+            await asyncio.sleep(_FIND_EVERY_S)
+        return None
+
+    async def _freeze(self, victim: Victim, duration_s: float) -> None:
+        """Stop a process for a while; one that two faults stop goes on after both."""
+        self._frozen.append(victim)
+        victim.send(signal.SIGSTOP)
+        await asyncio.sleep(duration_s)
+        self._frozen.remove(victim)
+        if victim not in self._frozen:
+            victim.send(signal.SIGCONT)
+
+    async def _disturb(self, fault: FaultSettings) -> None:
+        active = self._on_links[fault.region]
+        active.append(fault)
+        self._links[fault.region].change(_link_under(active))
+        await asyncio.sleep(fault.duration_s)
+        active.remove(fault)
+        self._links[fault.region].change(_link_under(active))
+
+    async def _fill(self, item: Befallen) -> None:
+        if self._ballast is None:
+            item.problem, item.began_s = "no disk can be filled here", None
+            return
+        self._full += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(item.fault.duration_s):
+                while True:
+                    self._ballast.fill()
+                    await asyncio.sleep(_FILL_EVERY_S)
+        self._full -= 1
+        if not self._full:
+            self._ballast.empty()
+
+
+def _link_under(faults: list[FaultSettings]) -> LinkState:
+    """How a link is while all these befall it."""
+    state = GOOD
+    for fault in faults:
+        way = LinkWay(fault.way)
+        match fault.kind:
+            case FaultKind.CUT if way is LinkWay.BOTH:
+                state = LinkState(up=state.up, down=state.down, cut=True)
+            case FaultKind.CUT:
+                state = state.having(way, passage=Passage.HELD)
+            case FaultKind.HALF_OPEN:
+                state = state.having(passage=Passage.LOST)
+            case FaultKind.THROTTLE:
+                state = state.having(way, rate_bytes_per_s=fault.rate_bytes_per_s)
+            case FaultKind.DELAY:
+                state = state.having(way, delay_s=fault.delay_s)
+            case FaultKind.CORRUPT:
+                state = state.having(way, flips_per_byte=fault.flips_per_byte)
+            case _:
+                raise AssertionError(f"{fault.kind} isn't a link's")
+    return state
+
+
+def _said(fault: FaultSettings) -> str:
+    what = f"{fault.kind.value} {fault.target}"
+    if fault.way != "both":
+        what += f" {fault.way}"
+    return f"{what} for {fault.duration_s:.1f} s" if fault.duration_s else what
