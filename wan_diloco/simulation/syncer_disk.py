@@ -16,8 +16,8 @@ from wan_diloco.protocol.serial import dumps, loads
 from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import TapeRecord
-from wan_diloco.storage.journal_format import RecordHeader, checksum, encode_segment_header
-from wan_diloco.storage.journal_reading import find_tail, scan
+from wan_diloco.storage.journal_format import SEGMENT_HEADER_BYTES, RecordHeader, checksum, encode_segment_header
+from wan_diloco.storage.journal_reading import Damage, find_tail, survey
 
 __all__ = ["SyncerDisk"]
 
@@ -88,8 +88,9 @@ class SyncerDisk:
         """The tape's records as they are read from the file, without what a crash has torn."""
         segment = _frames(self.tape[self._covered :]) + self._rest
         file = io.BytesIO(segment)
-        end, _ = find_tail(file, _SEGMENT, len(segment))
-        return [head.meta for _, head in scan(file, _SEGMENT, end, verify_payload=True)]
+        end = find_tail(file, _SEGMENT, len(segment)).end
+        found = survey(file, _SEGMENT, SEGMENT_HEADER_BYTES, end, verify_payload=True)
+        return [item[1].meta for item in found if not isinstance(item, Damage)]
 
     def _durable_offset(self) -> int:
         return len(_frames(self.tape[self._covered : self._durable]))
