@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, assert_never
 
 from wan_diloco.protocol.events import (
@@ -15,13 +16,20 @@ from wan_diloco.protocol.events import (
     ApplyUpdate,
     BoundaryPassed,
     Connect,
+    DescribeState,
     DropUpload,
+    EndGiving,
     ExitLearner,
+    FetchState,
+    GiveState,
     Installed,
+    InstallMoments,
     InstallUpdate,
     LearnerEffect,
     LearnerEvent,
     LimitUplink,
+    PinState,
+    ReleaseState,
     RequestSnapshot,
     SendToSyncer,
     SessionId,
@@ -30,6 +38,7 @@ from wan_diloco.protocol.events import (
     ShowReason,
     SnapshotTaken,
     StartUpload,
+    StateDescribed,
     TimerFired,
     UpdateApplied,
     UpdateBroken,
@@ -38,8 +47,8 @@ from wan_diloco.protocol.learner_machine import FragmentState, LearnerMachine
 from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, RefusalReason, SegmentKind
 from wan_diloco.simulation.agenda import Agenda
 from wan_diloco.simulation.checkers import Invariants, Violation
-from wan_diloco.simulation.world_settings import BATCH_TOKENS, LinkProfile, WorldSettings
-from wan_diloco.units import Epoch, FragmentId, LearnerId, LocalStep, Version
+from wan_diloco.simulation.world_settings import BATCH_TOKENS, PARAMETERS, LinkProfile, WorldSettings
+from wan_diloco.units import Epoch, FragmentId, LearnerId, LocalStep, TransferId, Version
 
 __all__ = ["LearnerNode", "Surroundings"]
 
@@ -63,6 +72,14 @@ class Surroundings(Protocol):
         """It announces a contribution's bytes."""
         ...
 
+    def give(self, node: LearnerNode, effect: GiveState | EndGiving) -> None:
+        """It begins to give its state, or stops."""
+        ...
+
+    def fetch(self, node: LearnerNode, effect: FetchState) -> None:
+        """It takes a state; the world tells it how that went."""
+        ...
+
     def poisoned(self) -> bool:
         """Whether an update turns out not to decode."""
         ...
@@ -81,6 +98,7 @@ class LearnerNode:
         uplink_free_s: When the uplink has sent what it was given.
         versions, held: Installed version of each fragment, and its symbol.
         uploads: Contributions on their way.
+        moments: What its inner moments are, a symbol: whose, and as of which of its steps; empty while it has none.
         steps_s: (time, local step) of each boundary.
 
     Args:
@@ -111,6 +129,7 @@ class LearnerNode:
         self.versions = [initial] * settings.num_fragments
         self.held = list(settings.initial_digests)
         self.uploads: set[ContributionHeader] = set()
+        self.moments = ""
         self.local_step = 0
         self.alive = True
         self.exit_code: int | None = None
@@ -120,6 +139,9 @@ class LearnerNode:
         self._installs: dict[FragmentId, tuple[InstallUpdate, str]] = {}
         self._announced: set[ContributionHeader] = set()
         self._wanted: set[FragmentId] = set()
+        self._pin = 0
+        self._pinned = ""
+        self._moments_of: InstallMoments | None = None
         self._allowed: LocalStep | None = LocalStep(0)
         self._stepping = False
         self._timer = 0
@@ -194,6 +216,21 @@ class LearnerNode:
                     self._installs[effect.fragment_id] = (effect, digest)
                 case AllowSteps():
                     self._allowed = effect.until_step
+                case PinState():
+                    self._pin = effect.number
+                case DescribeState():
+                    described = StateDescribed(
+                        number=effect.number, size_bytes=8 * PARAMETERS, digest=self._pinned, finite=True
+                    )
+                    self._later(0.0, partial(self._handle, described))
+                case GiveState() | EndGiving():
+                    self._world.give(self, effect)
+                case FetchState():
+                    self._world.fetch(self, effect)
+                case InstallMoments():
+                    self._moments_of = effect
+                case ReleaseState():
+                    self._pinned = ""
                 case SetPace() | LimitUplink() | SetRoundTrip() | ShowReason():
                     pass
                 case ExitLearner():
@@ -236,10 +273,16 @@ class LearnerNode:
         tokens = self.local_step * BATCH_TOKENS
         installed = self._install(tokens)
         wanted, self._wanted = sorted(self._wanted), set()
+        pin, self._pin = self._pin, 0
+        if pin:
+            self._pinned = f"{self.learner_id}:{self.machine.incarnation}:{self.local_step}"
+        taken, self._moments_of = self._moments_of, None
+        if taken is not None:
+            self.moments = f"{taken.donor}@{taken.global_step}"
         if self._allowed is None or self.local_step < self._allowed:
             self._stepping = True
             self._later(self.link.step_s, lambda: self._boundary(stepped=True))
-        if not (stepped or installed or wanted):
+        if not (stepped or installed or wanted or pin or taken):
             return
         self.steps_s.append((self._world.agenda.now_s, self.local_step))
         passed = BoundaryPassed(
@@ -251,6 +294,8 @@ class LearnerNode:
             learning_rate=0.1,
             installed=installed,
             snapshots=tuple(SnapshotTaken(fragment_id=fragment) for fragment in wanted),
+            pinned=pin,
+            moments_of=TransferId(0) if taken is None else taken.transfer,
         )
         self._handle(passed)
 

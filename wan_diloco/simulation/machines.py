@@ -17,8 +17,11 @@ from wan_diloco.protocol.events import (
     CloseSession,
     Connected,
     ConnectionLost,
+    EndGiving,
     EndRun,
     ExitLearner,
+    FetchState,
+    GiveState,
     LearnerConnected,
     LearnerDisconnected,
     LearnerSaid,
@@ -31,6 +34,8 @@ from wan_diloco.protocol.events import (
     SessionId,
     ShowReason,
     StartMerge,
+    StateBroken,
+    StateFetched,
     SyncerEffect,
     SyncerEvent,
     SyncerSaid,
@@ -49,7 +54,7 @@ from wan_diloco.simulation.checkers import Invariants, Violation
 from wan_diloco.simulation.learner_node import LearnerNode
 from wan_diloco.simulation.syncer_disk import SyncerDisk
 from wan_diloco.simulation.world_settings import LinkProfile, WorldSettings
-from wan_diloco.units import LearnerId
+from wan_diloco.units import LearnerId, TransferId
 
 __all__ = ["LearnerNode", "LinkProfile", "MachineWorld", "Said", "WorldSettings"]
 
@@ -58,6 +63,8 @@ Said = SyncerEvent | SyncerEffect | ExitLearner
 _UP, _DOWN = 0, 1
 # From a contribution's last byte to its place in the journal.
 _STORE_S = 0.001
+# A state takes as long as that many contributions.
+_STATE_UPLOADS = 16
 
 
 class MachineWorld:
@@ -90,6 +97,8 @@ class MachineWorld:
         self.watch: Callable[[Said], None] = lambda _: None
         self.ended = False
         self.published = list(settings.initial_digests)
+        # Who gives which state; on which of its sessions.
+        self.gives: dict[TransferId, tuple[LearnerNode, SessionId]] = {}
         self.sessions: dict[SessionId, LearnerNode] = {}
         self._last_session = 0
         self._timer = 0
@@ -380,6 +389,31 @@ class MachineWorld:
             raise Violation(f"{node.learner_id} has {len(node.uploads)} uploads under way")
         offered = UploadOffered(session=session, header=header)
         self.agenda.after(self.delay_s(node), lambda: self.tell(offered) if session in self.sessions else None)
+
+    def give(self, node: LearnerNode, effect: GiveState | EndGiving) -> None:
+        """A learner begins to give its state, or stops."""
+        if isinstance(effect, EndGiving) or node.session is None:
+            self.gives.pop(effect.transfer, None)
+        else:
+            self.gives[effect.transfer] = (node, node.session)
+
+    def fetch(self, node: LearnerNode, effect: FetchState) -> None:
+        """A learner takes a state, for as long as several contributions take; it comes whole or not at all."""
+        session, transfer = node.session, effect.offer.transfer
+
+        def end() -> None:
+            giver, giving = self.gives.pop(transfer, (None, None))
+            whole = giver is not None and giver.runs and giver.session == giving and node.session == session
+            if whole and session is not None and self._joins(session, transfer):
+                node.handle(StateFetched(transfer=transfer))
+            else:
+                node.handle(StateBroken(transfer=transfer, reason="lost"))
+
+        self.agenda.after(_STATE_UPLOADS * node.link.upload_s + 2 * self.delay_s(node), end)
+
+    def _joins(self, session: SessionId, transfer: TransferId) -> bool:
+        allowed = self.syncer_up and self.syncer.donors.allows(session, transfer, giving=False)
+        return allowed and not self._happens(self.settings.drop)
 
     def poisoned(self) -> bool:
         """Whether an update turns out not to decode."""

@@ -19,9 +19,11 @@ from wan_diloco.clock import ManualClock
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.learner.ipc import Command
 from wan_diloco.learner.local_trainer import LocalTrainer
+from wan_diloco.learner.moments import MomentsLayout
 from wan_diloco.learner.replica import Replica
 from wan_diloco.learner.setup import open_shard
 from wan_diloco.learner.slots import FragmentSlots
+from wan_diloco.learner.state_area import StateArea
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
 from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
@@ -31,6 +33,7 @@ from wan_diloco.syncer.main import build_service
 from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.workers import InlineExecutor, Workers
 from wan_diloco.telemetry import METRICS_FILE, MetricsWriter
+from wan_diloco.training import optimizer_tensors
 from wan_diloco.transport.memory import Link, MemoryNetwork
 from wan_diloco.transport.pacer import Pacer
 from wan_diloco.units import LearnerId
@@ -60,8 +63,9 @@ class Learner:
     def __init__(self, config: RunConfig, index: int, network: MemoryNetwork, clock: ManualClock) -> None:
         name = config.regions[index].name
         self.layout = run_layout(config)
-        self.slots = FragmentSlots.private([fragment.numel for fragment in self.layout.fragments])
         replica = Replica(config, build_model(config), open_shard(config, index))
+        state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
+        self.slots = FragmentSlots.private([fragment.numel for fragment in self.layout.fragments], state_bytes)
         self.trainer = LocalTrainer(config, replica, self.layout, self.slots)
         self.commands: list[Command] = []
         pacer = Pacer()
@@ -75,6 +79,7 @@ class Learner:
             wire=config.wire,
             rate=UplinkRate(pacer),
             show=lambda _: None,
+            state=StateArea(self.slots.state, self.slots.release_state),
         )
 
     def send(self, command: Command) -> None:
