@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from wan_diloco.errors import TransportError
 from wan_diloco.transport.beside import beside
 from wan_diloco.transport.interface import SyncerHandler
-from wan_diloco.transport.lifetime import Lifetime
 from wan_diloco.transport.paced_stream import PacedStream
 from wan_diloco.transport.pacer import chunk_bytes_for
 from wan_diloco.transport.session import ServerSession
@@ -26,23 +26,45 @@ __all__ = ["Relay"]
 
 # Both ends are told at the same time; what is longer is no connection.
 _MEET_S: Final = 30.0
+# Messages that wait here for the joiner's link.
+_AHEAD: Final = 2
 
 
-@dataclass(slots=True, eq=False)
 class _Meeting:
-    """One transfer's two calls.
+    """One transfer's two calls. Each is read by its own end only, so that no read is ever given up half way.
 
     Attributes:
         given: By whom, over which call; set once.
-        lifetime: Of both calls.
         is_taken: A taker is there.
-        is_whole: Everything went through.
+        finished: It is through with it, one way or another.
     """
 
-    given: asyncio.Future[tuple[ServerSession, ServerStream]]
-    lifetime: Lifetime = field(default_factory=Lifetime)
-    is_taken: bool = False
-    is_whole: bool = False
+    def __init__(self) -> None:
+        self.given: asyncio.Future[tuple[ServerSession, ServerStream]] = asyncio.get_running_loop().create_future()
+        self.is_taken = False
+        self.finished = asyncio.Event()
+        self._room = asyncio.Semaphore(_AHEAD)
+        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def put(self, message: bytes) -> None:
+        """Hand a message to the taker when it has room; without a taker any more it is dropped."""
+        await self._room.acquire()
+        self._messages.put_nowait(message)
+
+    def end(self) -> None:
+        """Nothing comes behind what was put."""
+        self._messages.put_nowait(END_MARK)
+
+    async def get(self) -> bytes:
+        """The next message, or the mark of the end."""
+        message = await self._messages.get()
+        self._room.release()
+        return message
+
+    def finish(self) -> None:
+        """The taker is through: nobody waits for room any more."""
+        self.finished.set()
+        self._room.release()
 
 
 class Relay:
@@ -60,34 +82,36 @@ class Relay:
         self._meetings: dict[TransferId, _Meeting] = {}
 
     async def give(self, stream: ServerStream, session: ServerSession) -> None:
-        """Serve a donor's call until its state is through.
+        """Serve a donor's call until its state is through, or nobody wants it any more.
 
         Raises:
-            TransportError: No such transfer is this session's, the call broke, or the taker's did.
+            TransportError: No such transfer is this session's, or the call broke.
             DecodeError: It doesn't begin as it should.
         """
         call = await self._admit(stream, session, giving=True)
         meeting = self._meeting(call.transfer)
         if meeting.given.done():
             raise TransportError("this state is given already")
-        meeting.given.set_result((session, PacedStream(stream, session)))
+        paced = PacedStream(stream, session)
+        meeting.given.set_result((session, paced))
         try:
-            with meeting.lifetime.bound():
-                await asyncio.sleep(_MEET_S)
-                while meeting.is_taken:
-                    await asyncio.Event().wait()
-            raise TransportError("nobody came to take this state")
-        except TransportError:
-            if not meeting.is_whole:
-                raise
+            while (message := await paced.read()) != END_MARK:
+                if message is None:
+                    raise TransportError("the donor ended its call before its end")
+                session.counters.uplink_bytes += len(message)
+                if not meeting.finished.is_set():
+                    await meeting.put(message)
+            meeting.end()
+            await meeting.finished.wait()
         finally:
-            self._part(call.transfer, meeting, "the donor is gone")
+            meeting.end()
+            self._forget(call.transfer, meeting)
 
     async def take(self, stream: ServerStream, session: ServerSession) -> None:
-        """Serve a joiner's call: what its donor sends.
+        """Serve a joiner's call: what its donor sends, and the mark of the end when there is no more.
 
         Raises:
-            TransportError: No such transfer is this session's, the call broke, or the donor's did.
+            TransportError: No such transfer is this session's, or the call broke.
             DecodeError: It doesn't begin as it should.
         """
         call = await self._admit(stream, session, giving=False)
@@ -95,18 +119,21 @@ class Relay:
         if meeting.is_taken:
             raise TransportError("this state is taken already")
         meeting.is_taken = True
+        source: ServerStream | None = None
         try:
-            with meeting.lifetime.bound():
+            try:
                 async with asyncio.timeout(_MEET_S):
                     donor, source = await asyncio.shield(meeting.given)
-                await source.write(encode_state_call(_fitted(call, donor, session)))
-                async with beside(_acknowledge(stream, source)):
-                    await _pass_on(source, donor, stream, session)
-            meeting.is_whole = True
-        except TimeoutError as problem:
-            raise TransportError("the donor didn't come") from problem
+                    await source.write(encode_state_call(_fitted(call, donor, session)))
+            except (TimeoutError, TransportError):
+                meeting.end()
+            async with beside(_pass_on(meeting, stream, session)):
+                await _acknowledge(stream, source)
         finally:
-            self._part(call.transfer, meeting, "the taker is gone")
+            meeting.finish()
+            self._forget(call.transfer, meeting)
+            if source is not None:
+                await _tell_end(source)
 
     async def _admit(self, stream: ServerStream, session: ServerSession, *, giving: bool) -> StateCall:
         first = await stream.read()
@@ -119,14 +146,12 @@ class Relay:
 
     def _meeting(self, transfer: TransferId) -> _Meeting:
         if transfer not in self._meetings:
-            self._meetings[transfer] = _Meeting(asyncio.get_running_loop().create_future())
+            self._meetings[transfer] = _Meeting()
         return self._meetings[transfer]
 
-    def _part(self, transfer: TransferId, meeting: _Meeting, reason: str) -> None:
-        """One end is through; the other one is, too."""
+    def _forget(self, transfer: TransferId, meeting: _Meeting) -> None:
         if self._meetings.get(transfer) is meeting:
             del self._meetings[transfer]
-        meeting.lifetime.end(reason)
 
 
 def _fitted(call: StateCall, donor: ServerSession, taker: ServerSession) -> StateCall:
@@ -137,21 +162,27 @@ def _fitted(call: StateCall, donor: ServerSession, taker: ServerSession) -> Stat
     return replace(call, chunk_bytes=chunk_bytes)
 
 
-async def _acknowledge(taker: ServerStream, source: ServerStream) -> None:
-    """Tell the donor how far the taker has come."""
-    while (progress := await taker.read()) is not None:
-        await source.write(progress)
-    raise TransportError("the taker ended its call")
+async def _acknowledge(taker: ServerStream, source: ServerStream | None) -> None:
+    """Tell the donor how far the taker has come, up to the taker's last word."""
+    while (progress := await taker.read()) != END_MARK:
+        if progress is None:
+            raise TransportError("the taker ended its call before its end")
+        if source is not None:
+            with contextlib.suppress(TransportError):  # the taker is told in its turn that the donor is gone
+                await source.write(progress)
 
 
-async def _pass_on(source: ServerStream, donor: ServerSession, taker: ServerStream, joiner: ServerSession) -> None:
+async def _tell_end(source: ServerStream) -> None:
+    """Nobody takes more: the donor ends its call in its own time."""
+    with contextlib.suppress(TransportError):
+        await source.write(END_MARK)
+
+
+async def _pass_on(meeting: _Meeting, taker: ServerStream, joiner: ServerSession) -> None:
     """Hand messages on, up to the mark; updates to the joiner go first."""
     transfer = joiner.outbound.transfer(spread_s=math.inf)
-    while (message := await source.read()) is not None:
-        donor.counters.uplink_bytes += len(message)
+    while (message := await meeting.get()) != END_MARK:
         await transfer.wait(len(message))
         joiner.counters.downlink_bytes += len(message)
         await taker.write(message)
-        if message == END_MARK:
-            return
-    raise TransportError("the donor ended its call before its end")
+    await taker.write(END_MARK)

@@ -83,25 +83,36 @@ async def give_state(
     window: SendWindow[int] = SendWindow(WindowPlan.of(pacer.rate_bytes_per_s, rtt_s + call.rtt_s, chunk_bytes))
     # Never due: what has a deadline goes first.
     turn = pacer.transfer(spread_s=math.inf)
-    over = asyncio.Event()
+    unwanted, over = asyncio.Event(), asyncio.Event()
 
     async def listen() -> None:
         while (data := await stream.read()) is not None:
-            window.acknowledged(_progress(data))
+            if data == END_MARK:
+                unwanted.set()
+                window.answered()
+            else:
+                window.acknowledged(_progress(data))
         window.answered()
         over.set()
 
+    is_whole = True
     async with beside(listen(), window.watch()):
         for offset in range(call.start, row.size, chunk_bytes):
             message, _ = encode_frame(0, offset, row[offset : offset + chunk_bytes], zstd=False)
             await window.room(len(message))
             await turn.wait(len(message))
+            if unwanted.is_set():
+                is_whole = False
+                break
             window.wrote(offset, len(message))
             counters.uplink_bytes += len(message)
             await stream.write(message)
         window.ended()
+        # Also when nobody wants more: a call that the syncer ended while this end still wrote would never be over.
         await stream.write(END_MARK)
         await over.wait()
+    if not is_whole:
+        raise TransportError("nobody takes this state any more")
 
 
 async def take_state(
@@ -134,6 +145,10 @@ async def take_state(
         except DecodeError as problem:
             raise TransportError(f"a state's chunk can't be used: {problem}") from problem
         await receipts.took(len(message))
+    # The syncer ends the call only now: one that ended while this end still wrote would never be over, for gRPC.
+    await stream.write(END_MARK)
+    while await stream.read() is not None:
+        pass
     if sink.received_bytes != sink.size_bytes:
         raise TransportError(f"{sink.received_bytes} of {sink.size_bytes} bytes of a state came")
 

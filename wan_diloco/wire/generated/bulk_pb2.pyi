@@ -41,9 +41,10 @@ on calls without serializers, so that no byte is copied into a protobuf field an
                                    paces both ends, keeps nothing.
       donor:   StateCall with the transfer; it hears the taker's StateCall; then the row from `start` on, as messages
                of one frame of buffer 0 each, of `chunk_bytes` at most; an empty message as the mark of the end.
-      taker:   StateCall; then DownloadProgress after each message.
-    Without progress for long, the donor breaks off. A call that ends before the mark is broken: the taker may come
-    again, by another transfer, for the rest of the same row, or for the whole of another.
+      taker:   StateCall; then DownloadProgress after each message; an empty message when it has everything.
+    Without progress for long, the donor breaks off. When the donor is gone the syncer sends the taker the mark, too
+    early, and when the taker is gone the donor; either answers with its own mark, and the syncer ends the call. What
+    is missing then may come by another transfer: the rest of the same row, or the whole of another.
 """
 
 from collections import abc as _abc
