@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 STEPS = 30
 
 
-def two_regions(folder: Path, **tables: dict[str, Any]) -> RunConfig:
+def two_regions(folder: Path, names: Sequence[str] = ("east", "west"), **tables: dict[str, Any]) -> RunConfig:
     source = read_config(write_config(folder)).data.source
     tree: dict[str, Any] = {
         "run": {"name": "whole", "tokens": STEPS * 64},
@@ -50,7 +50,7 @@ def two_regions(folder: Path, **tables: dict[str, Any]) -> RunConfig:
         "data": {"source": source},
         "inner": {"batch_tokens": 32, "warmup_steps": 0},
         "sync": {"fragments": 3, "period_steps": 6, "overlap_steps": 2},
-        "regions": [{"name": "east"}, {"name": "west"}],
+        "regions": [{"name": name} for name in names],
     }
     for section, table in tables.items():
         tree[section] = {**tree.get(section, {}), **table}
@@ -60,7 +60,14 @@ def two_regions(folder: Path, **tables: dict[str, Any]) -> RunConfig:
 class Learner:
     """Trainer and uplink of one region, joined by a list."""
 
-    def __init__(self, config: RunConfig, index: int, network: MemoryNetwork, clock: ManualClock) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        index: int,
+        network: MemoryNetwork,
+        clock: ManualClock,
+        uplink_bytes_per_s: float | None = None,
+    ) -> None:
         name = config.regions[index].name
         self.layout = run_layout(config)
         replica = Replica(config, build_model(config), open_shard(config, index))
@@ -69,6 +76,7 @@ class Learner:
         self.trainer = LocalTrainer(config, replica, self.layout, self.slots)
         self.commands: list[Command] = []
         pacer = Pacer()
+        self.area = StateArea(self.slots.state, self.slots.release_state)
         self.uplink = UplinkService(
             machine=learner_machine(config, self.layout, name, self.trainer.position, random.Random(index)),
             connect=lambda: network.connection(LearnerId(name), pacer),
@@ -77,9 +85,9 @@ class Learner:
             sink=self,
             fragments=held_fragments(self.layout, self.trainer.position, self.slots),
             wire=config.wire,
-            rate=UplinkRate(pacer),
+            rate=UplinkRate(pacer, uplink_bytes_per_s),
             show=lambda _: None,
-            state=StateArea(self.slots.state, self.slots.release_state),
+            state=self.area,
         )
 
     def send(self, command: Command) -> None:
