@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 COVERED := wan_diloco/protocol/*,wan_diloco/algorithm/*
 COVERED_MIN := 95
 # The longest last. Others in bench/ are parts of these.
-BENCHES := codec.py 'merge.py --threads' stall.py transport.py pacing.py syncer.py quality.py
+BENCHES := codec.py 'merge.py --threads' stall.py transport.py pacing.py syncer.py rejoin.py quality.py
 BENCH_FLAGS ?=
 
 SHELL := /bin/bash

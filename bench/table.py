@@ -74,6 +74,7 @@ ROWS = (
     Row("syncer", "loop_callback_cpu_ms_max", "the syncer's longest callback, processor ms", 2.0),
     Row("syncer", "peak_rss_m16_over_m2", "the syncer's peak memory, 16 learners over 2", 1.15),
     Row("syncer", "bits_both_ways", "bits a parameter and merge, both ways, a real run", 7.5),
+    Row("rejoin", "rejoin_over_bare", "a killed learner trains again, over the bare time of what it is owed", 1.5),
     Row("pacing", "mean_over_cap", "long transfer, over its cap", 0.97, above=True),
     Row("pacing", "window_over_allowed_max", "fullest 100 ms, over what the cap allows", 1.0),
     Row("pacing", "heartbeat_p99_ms", "control message there and back on a full link, p99 ms", 100.0),
