@@ -39,6 +39,7 @@ class RejoinDesk:
         self._offer: StateOffered | None = None
         self._digest = ""
         self._patience_s: float | None = None
+        self._shown = ""
         # The moments are on their way into the training loop, which tells at a boundary.
         self._installing = False
 
@@ -62,7 +63,9 @@ class RejoinDesk:
         manifest = offer.manifest
         self._offer, self._digest = offer, manifest.digest
         self._await(now_s)
-        if manifest.layout != self.context.settings.state_layout:
+        epoch = self.context.clock.epoch
+        is_foreign = any(version.epoch != epoch for version in manifest.versions)
+        if is_foreign or manifest.layout != self.context.settings.state_layout:
             self._ask(offer.transfer)
             return
         self.context.effects.append(FetchState(offer=offer))
@@ -110,8 +113,16 @@ class RejoinDesk:
 
     def _await(self, now_s: float) -> None:
         self._patience_s = now_s + _PATIENCE_S
-        text = "waits for a peer's inner moments" if self._offer is None else f"takes those of {self._offer.donor}"
-        self.context.effects.append(ShowReason(topic="moments", text=text))
+        self._show(
+            "no step yet: waits for a peer's inner moments"
+            if self._offer is None
+            else f"no step yet: takes the inner moments of {self._offer.donor}"
+        )
+
+    def _show(self, text: str) -> None:
+        if text != self._shown:
+            self._shown = text
+            self.context.effects.append(ShowReason(topic="moments", text=text))
 
     def _ask(self, failed: TransferId) -> None:
         self._offer = None
@@ -129,5 +140,6 @@ class RejoinDesk:
         self._offer = None
         self._result = StateSettled(source=source, donor=donor, global_step=step)
         self.context.send(self._result)
+        self._show("")
         if asked:
-            self.context.effects += [ShowReason(topic="moments", text=""), ReleaseState()]
+            self.context.effects.append(ReleaseState())

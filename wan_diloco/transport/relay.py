@@ -123,8 +123,9 @@ class Relay:
         try:
             try:
                 async with asyncio.timeout(_MEET_S):
-                    donor, source = await asyncio.shield(meeting.given)
-                    await source.write(encode_state_call(_fitted(call, donor, session)))
+                    donor, found = await asyncio.shield(meeting.given)
+                    source = found
+                    await found.write(encode_state_call(_fitted(call, donor, session)))
             except (TimeoutError, TransportError):
                 meeting.end()
             async with beside(_pass_on(meeting, stream, session)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -145,9 +146,16 @@ def test_what_breaks_is_asked_for_again_with_the_part_that_is_here() -> None:
     assert of(InstallMoments, uplink.tell(StateFetched(transfer=T2)))
 
 
-def test_a_state_of_another_layout_is_not_fetched() -> None:
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        offer(layout="another"),
+        replace(offer(), manifest=replace(manifest(), versions=(version(0, epoch=1), version(0)))),
+    ],
+)
+def test_a_state_of_another_layout_or_epoch_is_not_fetched(foreign: StateOffered) -> None:
     uplink, _ = joiner()
-    effects = uplink.hears(offer(layout="another"))
+    effects = uplink.hears(foreign)
     assert not of(FetchState, effects)
     assert said_one(StateWanted, effects).failed == T1
 
