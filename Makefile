@@ -15,8 +15,8 @@ PYTEST := $(BIN)/python -m pytest
 COVERED := wan_diloco/protocol/*,wan_diloco/algorithm/*
 COVERED_MIN := 95
 # The longest last. Others in bench/ are parts of these.
-BENCHES := codec.py 'merge.py --threads' stall.py restart.py transport.py pacing.py syncer.py kill_one.py slow_regions.py chaos.py \
-           quality.py
+BENCHES := codec.py 'merge.py --threads' stall.py restart.py rejoin.py transport.py pacing.py syncer.py kill_one.py \
+           slow_regions.py chaos.py quality.py
 BENCH_FLAGS ?=
 
 SHELL := /bin/bash

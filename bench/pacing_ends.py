@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, Hello
+from wan_diloco.protocol.messages import PROTOCOL_VERSION, ContributionHeader, ContributionKey, Hello
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def noise(size: int) -> NDArray[np.uint8]:
 def hello(learner_id: LearnerId = LEARNER) -> Hello:
     """A Hello that nobody examines."""
     return Hello(
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         run="bench",
         learner_id=learner_id,
         incarnation=Incarnation(0),

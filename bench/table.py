@@ -77,6 +77,7 @@ ROWS = (
     Row("restart", "serves_again_s", "a killed syncer with a 100 MB model serves again, s", 5.0),
     Row("restart", "reconnect_s_max", "from its port being open until the last of 8 learners is back, s", 5.0),
     Row("restart", "reconnected_at_once_max", "share of them that come back within the same 100 ms", 0.5),
+    Row("rejoin", "rejoin_over_bare", "a killed learner trains again, over the bare time of what it is owed", 1.5),
     Row("pacing", "mean_over_cap", "long transfer, over its cap", 0.97, above=True),
     Row("pacing", "window_over_allowed_max", "fullest 100 ms, over what the cap allows", 1.0),
     Row("pacing", "heartbeat_p99_ms", "control message there and back on a full link, p99 ms", 100.0),

@@ -55,6 +55,10 @@ class Taker:
     def disconnected(self, session: Any, reason: str) -> None:
         """Nothing."""
 
+    def may_relay(self, session: Any, transfer: int, *, giving: bool) -> bool:  # noqa: ARG002
+        """Nobody gives any state here."""
+        return False
+
     async def upload_offered(self, session: Any, header: ContributionHeader) -> Sink:  # noqa: ARG002
         """All are wanted."""
         return Sink(header)

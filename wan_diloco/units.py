@@ -24,6 +24,7 @@ __all__ = [
     "RegionName",
     "RoundId",
     "Term",
+    "TransferId",
     "Version",
     "format_count",
     "format_duration",
@@ -39,6 +40,7 @@ RegionName = NewType("RegionName", str)
 LearnerId = NewType("LearnerId", str)
 FragmentId = NewType("FragmentId", int)
 RoundId = NewType("RoundId", int)
+TransferId = NewType("TransferId", int)
 Incarnation = NewType("Incarnation", int)
 Term = NewType("Term", int)
 Epoch = NewType("Epoch", int)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from wan_diloco.protocol.messages import (
+    PROTOCOL_VERSION,
     ContributionHeader,
     ContributionKey,
     Hello,
@@ -22,7 +23,7 @@ from wan_diloco.protocol.messages import (
     UpdateSegment,
 )
 from wan_diloco.transport.interface import Session
-from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, TransferId, Version
 from wan_diloco.wire.frames import Assembler, Buffers
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ EAST = LearnerId("us-east")
 
 def hello(learner: str = "us-east") -> Hello:
     return Hello(
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         run="a-run",
         learner_id=LearnerId(learner),
         incarnation=Incarnation(0),
@@ -171,6 +172,7 @@ class RecordingHandler:
     refusals: list[tuple[RefusalReason, str]] = field(default_factory=list)
     on_said: Callable[[Session, LearnerMessage], None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    relays: dict[tuple[TransferId, bool], Session] = field(default_factory=dict)
 
     def connected(self, session: Session) -> None:
         self.sessions.append(session)
@@ -186,6 +188,9 @@ class RecordingHandler:
         assert session in self.sessions
         self.ended.append(reason)
         self.changed.set()
+
+    def may_relay(self, session: Session, transfer: TransferId, *, giving: bool) -> bool:
+        return self.relays.get((transfer, giving)) is session
 
     async def upload_offered(self, session: Session, header: ContributionHeader) -> RecordingSink | None:
         assert session in self.sessions

@@ -42,7 +42,14 @@ F0, F1 = FragmentId(0), FragmentId(1)
 class Uplink:
     """A machine, its time and its training loop's counters."""
 
-    def __init__(self, *, overlap_steps: int = 2, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        overlap_steps: int = 2,
+        incarnation: int = 0,
+        joined: bool | None = None,
+        moments_step: int | None = None,
+    ) -> None:
         self.machine = LearnerMachine(
             LearnerSettings(
                 schedule=Schedule(num_fragments=2, period_steps=4),
@@ -65,6 +72,8 @@ class Uplink:
             tokens=0,
             unit=0,
             rng=random.Random(1),
+            joined=joined,
+            moments_step=moments_step,
         )
         self.now_s = 0.0
         self.step = 0

@@ -39,16 +39,18 @@ class LearnerCounters:
     Attributes:
         run: Whose checkpoint it is.
         unit: The next data unit.
+        global_step: Of the run, when this was so.
     """
 
     run: str
     local_step: LocalStep
     tokens: int
     unit: int
+    global_step: int
 
     def __post_init__(self) -> None:
         """Refuse negative counters."""
-        if min(self.local_step, self.tokens, self.unit) < 0:
+        if min(self.local_step, self.tokens, self.unit, self.global_step) < 0:
             raise ValueError("counters are never negative")
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from wan_diloco.protocol.events import AllowSteps, BoundaryPassed, ExitLearner, InstallUpdate, RequestSnapshot, SetPace
+from wan_diloco.protocol.events import (
+    AllowSteps,
+    BoundaryPassed,
+    ExitLearner,
+    InstallMoments,
+    InstallUpdate,
+    PinState,
+    RequestSnapshot,
+    SetPace,
+)
 from wan_diloco.units import Incarnation, LocalStep, Version
 
 __all__ = [
@@ -50,6 +59,9 @@ class LearnerPosition:
         incarnation: 0 before the syncer has given one.
         local_step, tokens, unit: Cumulative counters.
         initial_digests: Of each fragment of the initial weights.
+        has_trained: Whether this life has taken a step.
+        moments_step: The global step that its inner moments are of; None while they are at zero.
+        state_bytes, state_layout: Length and fingerprint of the row of its inner moments.
     """
 
     incarnation: Incarnation
@@ -58,6 +70,10 @@ class LearnerPosition:
     unit: int
     initial_digests: tuple[str, ...]
     fragments: tuple[FragmentPosition, ...]
+    has_trained: bool = False
+    moments_step: int | None = None
+    state_bytes: int = 0
+    state_layout: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +134,7 @@ class InstallValue:
     slot: int
 
 
-Command = Admitted | InstallValue | RequestSnapshot | AllowSteps | SetPace | ExitLearner
+Command = Admitted | InstallValue | InstallMoments | RequestSnapshot | PinState | AllowSteps | SetPace | ExitLearner
 
 
 class CommandSink(Protocol):

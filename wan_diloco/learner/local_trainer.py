@@ -14,18 +14,21 @@ from wan_diloco.algorithm.fragments import read_fragment, write_fragment
 from wan_diloco.algorithm.publication import digest, mix, rebase
 from wan_diloco.learner.checkpoint import LearnerCounters
 from wan_diloco.learner.ipc import Admitted, Command, FragmentPosition, InstallValue, LearnerPosition
+from wan_diloco.learner.moments import MomentsLayout
 from wan_diloco.protocol.events import (
     AllowSteps,
     BoundaryPassed,
     ExitLearner,
     Installed,
+    InstallMoments,
     InstallUpdate,
+    PinState,
     RequestSnapshot,
     SetPace,
     SnapshotTaken,
 )
 from wan_diloco.training import load_optimizer_tensors, optimizer_tensors, zero_nonfinite_moments
-from wan_diloco.units import Epoch, FragmentId, Incarnation, LocalStep, Version
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LocalStep, TransferId, Version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,6 +96,9 @@ class LocalTrainer:
         self._anchor, self._total_steps = 0, config.total_steps
         self._until_step: LocalStep | None = LocalStep(0)
         self._steps_of_life = 0
+        # The global step that the moments are of, which this life began with.
+        self._moments_step: int | None = None
+        self._moments = MomentsLayout.of(self.moments)
         self._loss: float | None = None
         self._learning_rate = 0.0
         self._step_time_s = 0.0
@@ -143,12 +149,22 @@ class LocalTrainer:
                 )
                 for fragment in self._fragments
             ),
+            has_trained=self.has_trained,
+            moments_step=self.global_step if self.has_trained else self._moments_step,
+            state_bytes=self._slots.state.size,
+            state_layout=self._moments.fingerprint,
         )
 
     @property
     def counters(self) -> LearnerCounters:
         """For a checkpoint."""
-        return LearnerCounters(run=self._run, local_step=self._local_step, tokens=self._tokens, unit=self._unit)
+        return LearnerCounters(
+            run=self._run,
+            local_step=self._local_step,
+            tokens=self._tokens,
+            unit=self._unit,
+            global_step=self.global_step,
+        )
 
     @property
     def moments(self) -> dict[str, torch.Tensor]:
@@ -164,6 +180,7 @@ class LocalTrainer:
         load_optimizer_tensors(self._replica.optimizer, self._replica.model, moments)
         self._local_step, self._tokens, self._unit = counters.local_step, counters.tokens, counters.unit
         self._until_step = counters.local_step
+        self._moments_step = counters.global_step
         for fragment in self._fragments:
             fragment.step_lo, fragment.tokens_lo = counters.local_step, counters.tokens
 
@@ -175,12 +192,18 @@ class LocalTrainer:
         """
         installs: list[InstallValue] = []
         snapshots: dict[FragmentId, None] = {}
+        pinned, moments_of = 0, TransferId(0)
         for command in commands:
             match command:
                 case InstallValue():
                     installs.append(command)
                 case RequestSnapshot(fragment_id=fragment_id):
                     snapshots[fragment_id] = None
+                case PinState(number=number):
+                    pinned = number
+                case InstallMoments(transfer=transfer):
+                    self._take_moments(command)
+                    moments_of = transfer
                 case AllowSteps(until_step=until_step):
                     self._until_step = until_step
                 case SetPace(anchor=anchor, total_steps=total_steps, next_unit=next_unit):
@@ -195,6 +218,8 @@ class LocalTrainer:
         installed = [done for command in installs if (done := self._install(command.install, command.slot)) is not None]
         for fragment_id in snapshots:
             self._take_snapshot(fragment_id)
+        if pinned:
+            self._moments.write(self._slots.state, self.moments)
         return BoundaryPassed(
             local_step=self._local_step,
             tokens=self._tokens,
@@ -204,6 +229,8 @@ class LocalTrainer:
             learning_rate=self._learning_rate,
             installed=tuple(installed),
             snapshots=tuple(SnapshotTaken(fragment_id=fragment_id) for fragment_id in snapshots),
+            pinned=pinned,
+            moments_of=moments_of,
         )
 
     def step(self) -> None:
@@ -251,6 +278,12 @@ class LocalTrainer:
             step_lo=step_lo,
             tokens_lo=tokens_lo,
         )
+
+    def _take_moments(self, command: InstallMoments) -> None:
+        """Take over a peer's, which the uplink has checked."""
+        tensors = self._moments.read(self._slots.state)
+        load_optimizer_tensors(self._replica.optimizer, self._replica.model, tensors)
+        self._moments_step = command.global_step
 
     def _take_snapshot(self, fragment_id: FragmentId) -> None:
         standing = self._fragments[fragment_id]

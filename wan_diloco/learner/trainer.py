@@ -18,6 +18,7 @@ from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, CheckpointError, ConfigErr
 from wan_diloco.learner.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
 from wan_diloco.learner.ipc import UplinkStart
 from wan_diloco.learner.local_trainer import LocalTrainer
+from wan_diloco.learner.moments import MomentsLayout
 from wan_diloco.learner.region import learner_group, torchrun_variables
 from wan_diloco.learner.replica import Replica
 from wan_diloco.learner.setup import open_shard, region_index
@@ -27,6 +28,7 @@ from wan_diloco.learner.uplink_process import UplinkProcess
 from wan_diloco.models import build_model, run_layout
 from wan_diloco.storage import FolderLock
 from wan_diloco.telemetry import Logger, get_logger
+from wan_diloco.training import optimizer_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +109,7 @@ class TrainingLoop:
         if self._signals.take_reload():
             self._reload()
         passed = self._trainer.boundary(self._uplink.receive())
-        if passed.installed or passed.snapshots or passed.local_step != self._reported_step:
+        if passed.carries_more or passed.local_step != self._reported_step:
             self._reported_step = passed.local_step
             self._uplink.passed(passed)
         if (now_s := self._clock.now_s()) - self._told_s >= _PROGRESS_EVERY_S:
@@ -179,8 +181,10 @@ def run_learner(
         if max(group.world_size, config.regions[index].ranks) > 1:
             raise ConfigError("a region trains with one rank", where=f"regions.{region}.ranks", hint="set it to 1")
         layout = run_layout(config)
-        slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments])
-        trainer = LocalTrainer(config, Replica(config, build_model(config), open_shard(config, index)), layout, slots)
+        replica = Replica(config, build_model(config), open_shard(config, index))
+        state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
+        slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments], state_bytes)
+        trainer = LocalTrainer(config, replica, layout, slots)
         folder = checkpoint_folder(run_folder, region)
         # A second learner of the region would fence the first at the syncer: refused before it says a word.
         with FolderLock(folder.parent, f"learner of {region}"):

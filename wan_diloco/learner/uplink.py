@@ -25,6 +25,7 @@ from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import EXIT_OK, PeerUnavailable, WanDilocoError
 from wan_diloco.learner.ipc import Command, Leaving, TrainerMessage, UplinkChanged, UplinkStart
 from wan_diloco.learner.slots import FragmentSlots
+from wan_diloco.learner.state_area import StateArea
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
 from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
@@ -86,7 +87,9 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
     config = parse_config(json.loads(start.config))
     region = config.region(start.region)
     layout = run_layout(config)
-    slots = FragmentSlots.attach(slots_descriptor, [fragment.numel for fragment in layout.fragments])
+    slots = FragmentSlots.attach(
+        slots_descriptor, [fragment.numel for fragment in layout.fragments], start.position.state_bytes
+    )
     clock = SystemClock()
     configure_logging(clock, fields={"region": start.region, "process": "uplink"})
     if allocator_problem:
@@ -115,6 +118,7 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
             wire=config.wire,
             rate=rate,
             show=_show(),
+            state=StateArea(slots.state, slots.release_state),
         )
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(_listen(reader, service, rate))

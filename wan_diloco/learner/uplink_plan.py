@@ -53,6 +53,7 @@ def learner_machine(
         ),
         heartbeat_s=config.sync.membership_lease_s / _HEARTBEATS_PER_LEASE,
         retry=RetryPolicy(),
+        state_layout=position.state_layout,
     )
     identity = Identity(
         run=config.run.name,
@@ -76,6 +77,8 @@ def learner_machine(
         tokens=position.tokens,
         unit=position.unit,
         rng=rng,
+        joined=position.has_trained,
+        moments_step=position.moments_step,
     )
 
 

@@ -127,7 +127,7 @@ class UplinkProcess:
     def passed(self, boundary: BoundaryPassed) -> None:
         """Tell of a boundary; without installs and snapshots a later one may take its place."""
         if self._channel is not None:
-            self._channel.send(serial.dumps(boundary), replaceable=not boundary.installed and not boundary.snapshots)
+            self._channel.send(serial.dumps(boundary), replaceable=not boundary.carries_more)
 
     def set_rate(self, rate_bytes_per_s: float) -> None:
         """Tell of another cap; a process that is started later is told at its start."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from wan_diloco.errors import AuthError, DecodeError, NonFiniteError, TransportError
 from wan_diloco.learner.ipc import Admitted, CommandSink
+from wan_diloco.learner.state_keeper import StateKeeper
 from wan_diloco.learner.upload_keeper import UploadKeeper
 from wan_diloco.protocol.events import (
     AllowSteps,
@@ -21,12 +22,19 @@ from wan_diloco.protocol.events import (
     Connect,
     Connected,
     ConnectionLost,
+    DescribeState,
     DropUpload,
+    EndGiving,
     ExitLearner,
+    FetchState,
+    GiveState,
+    InstallMoments,
     InstallUpdate,
     LearnerEffect,
     LearnerEvent,
     LimitUplink,
+    PinState,
+    ReleaseState,
     RequestSnapshot,
     SendToSyncer,
     SetPace,
@@ -57,6 +65,7 @@ if TYPE_CHECKING:
     from wan_diloco.config import WireSettings
     from wan_diloco.learner.held import HeldFragment
     from wan_diloco.learner.ipc import InstallValue
+    from wan_diloco.learner.state_area import StateArea
     from wan_diloco.learner.uplink_rate import UplinkRate
     from wan_diloco.protocol.learner_machine import LearnerMachine
     from wan_diloco.transport.interface import Connection, ConnectionFactory
@@ -83,6 +92,7 @@ class UplinkService:
         wire: How contributions are written.
         rate: How fast they may leave.
         show: Told why something doesn't happen, once a change.
+        state: The row of inner moments shared with the trainer.
     """
 
     def __init__(
@@ -97,6 +107,7 @@ class UplinkService:
         wire: WireSettings,
         rate: UplinkRate,
         show: Callable[[ShowReason], None],
+        state: StateArea,
     ) -> None:
         """Do nothing yet."""
         self._machine = machine
@@ -115,6 +126,7 @@ class UplinkService:
         self._uploads = UploadKeeper(
             spawn=self._spawn, worker=worker, broken=self._upload_broke, unusable=self._contribution_unusable
         )
+        self._states = StateKeeper(state, spawn=self._spawn, worker=worker, tell=self._process)
         # What an event carries that the machine must not see, until the event has been handled.
         self._buffers: dict[UpdateHeader, list[Buffers]] = {}
         self._deferred_snapshots: dict[FragmentId, RequestSnapshot] = {}
@@ -201,8 +213,10 @@ class UplinkService:
             case InstallUpdate(fragment_id=fragment_id):
                 self._fragments[fragment_id].wish(effect)
                 self._send_install(fragment_id)
-            case AllowSteps() | SetPace():
+            case AllowSteps() | SetPace() | PinState() | InstallMoments():
                 self._sink.send(effect)
+            case DescribeState() | GiveState() | EndGiving() | FetchState() | ReleaseState():
+                self._move_state(effect)
             case SetRoundTrip(rtt_s=rtt_s):
                 if self._connection is not None:
                     self._connection.set_round_trip(rtt_s)
@@ -213,6 +227,23 @@ class UplinkService:
                 self._finished.set()
             case ShowReason():
                 self._show(effect)
+            case _:
+                assert_never(effect)
+
+    def _move_state(self, effect: DescribeState | GiveState | EndGiving | FetchState | ReleaseState) -> None:
+        match effect:
+            case DescribeState(number=number):
+                self._states.describe(number)
+            case GiveState(transfer=transfer):
+                if self._connection is not None:
+                    self._states.give(transfer, self._connection)
+            case EndGiving(transfer=transfer):
+                self._states.end_giving(transfer)
+            case FetchState(offer=offer):
+                if self._connection is not None:
+                    self._states.fetch(offer, self._connection)
+            case ReleaseState():
+                self._states.release()
             case _:
                 assert_never(effect)
 
@@ -255,6 +286,7 @@ class UplinkService:
             finally:
                 self._connection = None
                 self._uploads.stop_sending()
+                self._states.stop()
                 await connection.close()
         except* TransportError as errors:
             reason = "; ".join(dict.fromkeys(str(error) for error in _leaves(errors)))

@@ -102,6 +102,17 @@ class Downlink:
         line = self._lines[learner_id][fragment_id]
         line.needs_resync, line.sending = True, None
 
+    def is_recent(self, learner_id: LearnerId, state: SyncerState) -> bool:
+        """Whether a learner holds, of every fragment, the current version or the one before."""
+        lines = self._lines.get(learner_id, [])
+        return bool(lines) and all(
+            line.has is not None
+            and not line.needs_resync
+            and line.has.epoch == current.epoch
+            and line.has.count >= current.count - 1
+            for line, current in zip(lines, state.versions, strict=True)
+        )
+
     def next_update(
         self, learner_id: LearnerId, session: SessionId, fragment_id: FragmentId, state: SyncerState, spread_s: float
     ) -> SendUpdate | None:

@@ -16,7 +16,8 @@ from wan_diloco.protocol.messages import (
     SyncerMessage,
     UpdateHeader,
 )
-from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, Version
+from wan_diloco.protocol.state_events import StateEffect, StateEvent
+from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, TransferId, Version
 
 __all__ = [
     "AllowSteps",
@@ -45,6 +46,8 @@ __all__ = [
     "UpdateBroken",
     "UploadBroken",
 ]
+
+_NO_TRANSFER = TransferId(0)
 
 # ---- into the learner's machine ------------------------------------------------------------------
 
@@ -107,6 +110,8 @@ class BoundaryPassed:
 
     Attributes:
         local_step, tokens, unit: Cumulative counters: steps, tokens, data units consumed.
+        pinned: Number of the pin of the inner moments that was made at it; 0 for none.
+        moments_of: The transfer whose moments were taken over at it; 0 for none.
     """
 
     local_step: LocalStep
@@ -117,6 +122,13 @@ class BoundaryPassed:
     learning_rate: float
     installed: tuple[Installed, ...]
     snapshots: tuple[SnapshotTaken, ...]
+    pinned: int = 0
+    moments_of: TransferId = _NO_TRANSFER
+
+    @property
+    def carries_more(self) -> bool:
+        """Whether it tells more than how far training is, so that a later one can't stand in for it."""
+        return bool(self.installed or self.snapshots or self.pinned or self.moments_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +172,7 @@ LearnerEvent = (
     | UpdateApplied
     | UpdateBroken
     | UploadBroken
+    | StateEvent
     | TimerFired
 )
 
@@ -305,6 +318,7 @@ LearnerEffect = (
     | SetPace
     | SetRoundTrip
     | LimitUplink
+    | StateEffect
     | ExitLearner
     | ShowReason
 )

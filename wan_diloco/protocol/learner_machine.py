@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, EXIT_OK
@@ -40,6 +41,8 @@ from wan_diloco.protocol.events import (
     UpdateBroken,
     UploadBroken,
 )
+from wan_diloco.protocol.learner_donor import DonorPart
+from wan_diloco.protocol.learner_rejoin import RejoinDesk
 from wan_diloco.protocol.learner_slots import Counters, FragmentState, LearnerContext, LearnerSettings, Slot
 from wan_diloco.protocol.learner_uploads import UploadDesk
 from wan_diloco.protocol.messages import (
@@ -62,6 +65,8 @@ from wan_diloco.protocol.messages import (
     UpdateReceived,
     Welcome,
 )
+from wan_diloco.protocol.rejoin_messages import Donate, DonationOver, NoDonor, StateOffered, SyncerClock
+from wan_diloco.protocol.state_events import StateBroken, StateDescribed, StateFetched, StateProgress
 from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LocalStep, Version
 
 __all__ = ["FragmentState", "LearnerMachine", "LearnerSettings"]
@@ -78,6 +83,8 @@ class LearnerMachine:
         fragments: What the training loop has installed.
         local_step, tokens, unit: Its counters.
         rng: For the jitter of reconnects.
+        joined: This life has its first bases and moments, and takes steps; by default, whoever has an incarnation has.
+        moments_step: The global step that the training loop's inner moments are of; None when it has none.
     """
 
     def __init__(
@@ -90,6 +97,8 @@ class LearnerMachine:
         tokens: int,
         unit: int,
         rng: random.Random,
+        joined: bool | None = None,
+        moments_step: int | None = None,
     ) -> None:
         """Nothing is connected."""
         self.context = LearnerContext(
@@ -100,8 +109,11 @@ class LearnerMachine:
             incarnation=identity.incarnation,
         )
         self._uploads = UploadDesk(self.context, rng)
+        # A new life takes no step before it has the versions that the syncer named at its Welcome, and its moments.
+        self._joined = identity.incarnation > 0 if joined is None else joined
+        self._rejoin = RejoinDesk(self.context, moments_step, settled=self._joined)
+        self._donor = DonorPart(self.context)
         self._rng = rng
-        self._global_step = GlobalStep(0)
         self._total_steps = GlobalStep(0)
         self._heard = False
         # The training loop outlives an uplink, and may still go by an anchor that an earlier one told it.
@@ -109,8 +121,6 @@ class LearnerMachine:
         # Step and anchor as the syncer said them last.
         self._told: tuple[GlobalStep, int] | None = None
         self._started = False
-        # A new life takes no step before it has the versions that the syncer named at its Welcome.
-        self._joined = identity.incarnation > 0
         self._target: tuple[Version, ...] = ()
         self._allowed: LocalStep | None = local_step
         self._held = False
@@ -149,6 +159,14 @@ class LearnerMachine:
                 self.context.send(ResyncRequest(fragment_id=event.fragment_id, reason=event.reason))
             case UploadBroken():
                 self._uploads.broken(event.header, now_s)
+            case StateDescribed():
+                self._donor.described(event)
+            case StateProgress():
+                self._rejoin.progressed(event, now_s)
+            case StateFetched():
+                self._rejoin.fetched(event.transfer)
+            case StateBroken():
+                self._rejoin.broken(event)
             case TimerFired():
                 pass
             case _:
@@ -156,6 +174,8 @@ class LearnerMachine:
         if not self._exiting:
             self._timers(now_s)
             self._uploads.settle(now_s)
+            self._rejoin.expire(now_s)
+            self._donor.settle(now_s, has_moments=self._rejoin.settled)
             self._allow()
             rtt_s = self.context.link.round_trip.news()
             if rtt_s is not None:
@@ -169,6 +189,8 @@ class LearnerMachine:
         times = [
             self.context.link.connect_s,
             self.context.link.heartbeat_s,
+            self._rejoin.deadline_s(),
+            self._donor.deadline_s(),
             *(slot.retry_s for slot in self.context.slots),
         ]
         return min((time_s for time_s in times if time_s is not None), default=None)
@@ -201,6 +223,7 @@ class LearnerMachine:
         link.connect_s = now_s + self.context.settings.retry.delay_s(link.failures, self._rng)
         for slot in self.context.slots:
             slot.retry_s = None
+        self._donor.lost(now_s)
         self.context.effects.append(ShowReason(topic="syncer", text=f"the syncer can't be reached: {event.reason}"))
 
     def _said(self, message: SyncerMessage, now_s: float) -> None:
@@ -228,6 +251,14 @@ class LearnerMachine:
                 self._uploads.done(message.fragment_id, message.step_lo, message.step_hi, None)
                 text = f"a contribution was refused ({message.reason}): {message.detail}"
                 self.context.effects.append(ShowReason(topic=f"fragment:{message.fragment_id}", text=text))
+            case StateOffered():
+                self._rejoin.offered(message, now_s)
+            case NoDonor():
+                self._rejoin.refused()
+            case Donate():
+                self._donor.asked(message)
+            case DonationOver():
+                self._donor.over(message.transfer, now_s)
             case Stop():
                 self._exit(message.reason, EXIT_OK)
             case _:
@@ -246,8 +277,10 @@ class LearnerMachine:
         self.context.incarnation = message.incarnation
         if not self._joined:
             self._target = message.versions
+        self.context.clock = SyncerClock(term=message.term, epoch=message.epoch, global_step=message.global_step)
         self._pace(message.global_step, message.anchor, message.next_unit if new_life else None)
         self._report(now_s)
+        self._rejoin.welcomed(message, now_s)
         self._uploads.welcomed(now_s)
 
     def _limit(self, rate_bytes_per_s: float) -> None:
@@ -264,7 +297,7 @@ class LearnerMachine:
         self._told = (global_step, anchor)
         lockstep = self.context.settings.overlap_steps == 0
         own = anchor if lockstep else self.context.counters.local_step - global_step
-        self._global_step = global_step
+        self.context.clock = replace(self.context.clock, global_step=global_step)
         if self._paced and own == self.context.anchor and next_unit is None:
             return
         self._paced, self.context.anchor = True, own
@@ -278,6 +311,8 @@ class LearnerMachine:
         )
         for installed in event.installed:
             self._installed(installed)
+        self._rejoin.installed(event.moments_of)
+        self._donor.boundary(event)
         for snapshot in event.snapshots:
             self._uploads.snapshot(snapshot, now_s)
         self._report(now_s)
@@ -333,7 +368,7 @@ class LearnerMachine:
         if allowed != self._allowed:
             self._allowed = allowed
             self.context.effects.append(AllowSteps(until_step=allowed))
-        held = self._started and self._joined and self._step >= self._total_steps
+        held = self._started and self._joined and self._rejoin.settled and self._step >= self._total_steps
         if held != self._held:
             self._held = held
             text = f"holds: the run's {self._total_steps} steps are done, waits for the last rounds" if held else ""
@@ -351,7 +386,7 @@ class LearnerMachine:
                 slot.state.version >= target for slot, target in zip(self.context.slots, self._target, strict=False)
             ]
             self._joined = bool(reached) and all(reached)
-        if not (self._started and self._joined):
+        if not (self._started and self._joined and self._rejoin.settled):
             return local_step
         if self.context.settings.overlap_steps > 0:
             return LocalStep(max(self.context.anchor + self._total_steps, self.context.work_until))

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from wan_diloco.protocol.events import Identity, LearnerEffect, SendToSyncer
 from wan_diloco.protocol.intake import FragmentSizes
 from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, Pull, UpdateHeader
+from wan_diloco.protocol.rejoin_messages import SyncerClock
 from wan_diloco.protocol.retry import RetryPolicy
 from wan_diloco.protocol.round_trip import RoundTrip
 from wan_diloco.protocol.schedule import Schedule
-from wan_diloco.units import Incarnation, LocalStep, Version
+from wan_diloco.units import Epoch, GlobalStep, Incarnation, LocalStep, Term, Version
 
 __all__ = ["Counters", "FragmentState", "LearnerContext", "LearnerSettings", "Link", "Slot"]
+
+_NO_CLOCK = SyncerClock(term=Term(0), epoch=Epoch(0), global_step=GlobalStep(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,7 @@ class LearnerSettings:
             until its new version is installed.
         heartbeat_s: A silent learner repeats its last report that often.
         sizes: Of each fragment's encoded contribution.
+        state_layout: Fingerprint of the inner moments' names, shapes and types.
     """
 
     schedule: Schedule
@@ -35,6 +39,7 @@ class LearnerSettings:
     sizes: tuple[FragmentSizes, ...]
     heartbeat_s: float
     retry: RetryPolicy
+    state_layout: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +139,7 @@ class LearnerContext:
     Attributes:
         incarnation: The life that the syncer gave; 0 before the first Welcome.
         anchor: local_step - global_step, as well as it is known.
+        clock: The syncer's, as heard last.
         work_until: The local step up to which a fragment that was asked for, and had nothing to give, needs work.
         effects: Of the event that is being handled, in order.
     """
@@ -145,6 +151,7 @@ class LearnerContext:
     incarnation: Incarnation
     link: Link = field(default_factory=Link)
     anchor: int = 0
+    clock: SyncerClock = _NO_CLOCK
     work_until: int = 0
     effects: list[LearnerEffect] = field(default_factory=list)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from wan_diloco.protocol.rejoin_messages import LearnerStateMessage, SyncerStateMessage
 from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, RoundId, Term, Version
 
 __all__ = [
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 # Both ends must speak the same version; it rises with any change of meaning, not of encoding.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class DeclineReason(StrEnum):
@@ -229,7 +230,7 @@ class Goodbye:
     reason: str
 
 
-LearnerMessage = Hello | Report | Declined | UpdateReceived | ResyncRequest | Goodbye
+LearnerMessage = Hello | Report | Declined | UpdateReceived | ResyncRequest | Goodbye | LearnerStateMessage
 
 
 # ---- syncer to learner ---------------------------------------------------------------------------
@@ -348,7 +349,7 @@ class Stop:
     global_step: GlobalStep
 
 
-SyncerMessage = Welcome | Refused | Start | Pace | Pull | Acknowledged | ContributionRefused | Stop
+SyncerMessage = Welcome | Refused | Start | Pace | Pull | Acknowledged | ContributionRefused | Stop | SyncerStateMessage
 
 
 # ---- headers of bulk transfers -------------------------------------------------------------------

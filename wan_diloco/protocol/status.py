@@ -17,6 +17,7 @@ class LearnerStatus:
     Attributes:
         silent_s: Since anything came from it.
         merged_fresh: In how many rounds it was.
+        moments: Where the inner moments of its life came from: "own", "peer of NAME", "none"; empty before.
     """
 
     learner_id: LearnerId
@@ -30,6 +31,7 @@ class LearnerStatus:
     learning_rate: float
     silent_s: float
     merged_fresh: int
+    moments: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,7 @@ def _learners(machine: SyncerMachine, now_s: float) -> tuple[LearnerStatus, ...]
             learning_rate=member.learning_rate,
             silent_s=now_s - member.heard_s,
             merged_fresh=machine.state.participation[member.learner_id],
+            moments=member.moments,
         )
         for _, member in sorted(machine.context.membership.members.items())
     )

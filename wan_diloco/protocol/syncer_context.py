@@ -36,6 +36,7 @@ class SyncerSettings:
         shards: Address of the shard that owns each fragment; "" is this one.
         lossless: Whether the codec is; publications are values then.
         ingress: What may come in, at the start; it can be changed.
+        joiners_max: Learners that one donor gives its moments to at once.
     """
 
     terms: Terms
@@ -48,6 +49,7 @@ class SyncerSettings:
     shards: tuple[str, ...]
     lossless: bool
     ingress: Ingress = field(default_factory=Ingress)
+    joiners_max: int = 2
 
     @property
     def rounds_max(self) -> int:

@@ -34,6 +34,7 @@ from wan_diloco.protocol.events import (
 from wan_diloco.protocol.messages import Pace, Start, Stop
 from wan_diloco.protocol.syncer_context import SyncerContext, SyncerSettings
 from wan_diloco.protocol.syncer_contributions import ContributionDesk
+from wan_diloco.protocol.syncer_donors import DonorDesk
 from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.syncer_sessions import SessionDesk
 from wan_diloco.protocol.syncer_state import SyncerState
@@ -59,7 +60,8 @@ class SyncerMachine:
         self.context = SyncerContext(settings, state)
         self.conductor = RoundConductor(self.context)
         self._contributions = ContributionDesk(self.context, self.conductor)
-        self._sessions = SessionDesk(self.context, self.conductor)
+        self.donors = DonorDesk(self.context)
+        self._sessions = SessionDesk(self.context, self.conductor, self.donors)
         self._began_s: float | None = None
         self._paced: tuple[int, int] = (self.context.membership.global_step, 0)
         self._recorded = 0
@@ -115,6 +117,7 @@ class SyncerMachine:
         membership = self.context.membership
         times = [membership.expires_s(member) for member in membership.live()]
         times += self.conductor.deadlines_s()
+        times += self.donors.deadlines_s()
         if not self.state.started and self._began_s is not None and membership.live():
             times.append(self._began_s + self.context.settings.start_timeout_s)
         return min(times, default=None)
@@ -172,6 +175,7 @@ class SyncerMachine:
         if self.state.started:
             self._advance(now_s)
             self.conductor.settle(now_s)
+        self.donors.settle(now_s)
         self._note_progress(now_s)
         self._end_run()
 

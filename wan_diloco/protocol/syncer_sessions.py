@@ -25,7 +25,9 @@ from wan_diloco.protocol.messages import (
     Welcome,
 )
 from wan_diloco.protocol.plausibility import examine_report
+from wan_diloco.protocol.rejoin_messages import StateDeclined, StateReady, StateSettled, StateWanted
 from wan_diloco.protocol.syncer_context import SyncerContext
+from wan_diloco.protocol.syncer_donors import DonorDesk
 from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.tape import LearnerAdmitted
 from wan_diloco.units import GlobalStep, Incarnation
@@ -43,12 +45,14 @@ class SessionDesk:
     Args:
         context: Of the machine that this is a part of.
         conductor: Is told of joins, declines and arrivals.
+        donors: Are told of whatever concerns a joiner's state.
     """
 
-    def __init__(self, context: SyncerContext, conductor: RoundConductor) -> None:
+    def __init__(self, context: SyncerContext, conductor: RoundConductor, donors: DonorDesk) -> None:
         """Nobody is there."""
         self.context = context
         self.conductor = conductor
+        self.donors = donors
 
     def said(self, session: SessionId, message: LearnerMessage, now_s: float) -> None:
         """A control message came."""
@@ -81,6 +85,14 @@ class SessionDesk:
                     self.context.state.rejected_once(message.reason)
                     self.context.downlink.want_resync(member.learner_id, message.fragment_id)
                     self.context.send_updates(member)
+            case StateWanted():
+                self.donors.wanted(member, message)
+            case StateReady():
+                self.donors.ready(member, message)
+            case StateDeclined():
+                self.donors.declined(member, message)
+            case StateSettled():
+                self.donors.settled(member, message)
             case Goodbye():
                 self.context.membership.leave(member)
                 self.context.close(session, "goodbye")

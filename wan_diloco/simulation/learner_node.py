@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, assert_never
 
 from wan_diloco.protocol.events import (
@@ -16,13 +17,20 @@ from wan_diloco.protocol.events import (
     ApplyUpdate,
     BoundaryPassed,
     Connect,
+    DescribeState,
     DropUpload,
+    EndGiving,
     ExitLearner,
+    FetchState,
+    GiveState,
     Installed,
+    InstallMoments,
     InstallUpdate,
     LearnerEffect,
     LearnerEvent,
     LimitUplink,
+    PinState,
+    ReleaseState,
     RequestSnapshot,
     SendToSyncer,
     SessionId,
@@ -31,6 +39,7 @@ from wan_diloco.protocol.events import (
     ShowReason,
     SnapshotTaken,
     StartUpload,
+    StateDescribed,
     TimerFired,
     UpdateApplied,
     UpdateBroken,
@@ -40,8 +49,8 @@ from wan_diloco.protocol.messages import ContributionHeader, Goodbye, LearnerMes
 from wan_diloco.simulation.agenda import Agenda
 from wan_diloco.simulation.bounds import check_learner
 from wan_diloco.simulation.checkers import Invariants, must
-from wan_diloco.simulation.world_settings import BATCH_TOKENS, LinkProfile, WorldSettings
-from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, Version
+from wan_diloco.simulation.world_settings import BATCH_TOKENS, PARAMETERS, LinkProfile, WorldSettings
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, TransferId, Version
 
 __all__ = ["LearnerNode", "Note", "Surroundings"]
 
@@ -73,6 +82,14 @@ class Surroundings(Protocol):
         """It announces a contribution's bytes."""
         ...
 
+    def give(self, node: LearnerNode, effect: GiveState | EndGiving) -> None:
+        """It begins to give its state, or stops."""
+        ...
+
+    def fetch(self, node: LearnerNode, effect: FetchState) -> None:
+        """It takes a state; the world tells it how that went."""
+        ...
+
     def poisoned(self) -> bool:
         """Whether an update turns out not to decode."""
         ...
@@ -97,6 +114,7 @@ class LearnerNode:
         installed_at: Local step and tokens of each fragment's last install: where its counters begin.
         tokens: Trained on; steps whose loss isn't finite have none.
         uploads: Contributions on their way.
+        moments: What its inner moments are, a symbol: whose, and as of which of its steps; empty while it has none.
         steps_s: (time, local step) of each boundary.
 
     Args:
@@ -124,6 +142,7 @@ class LearnerNode:
         self.digests = list(settings.initial_digests)
         self.installed_at = [(0, 0)] * settings.num_fragments
         self.uploads: set[ContributionHeader] = set()
+        self.moments = ""
         self.local_step = 0
         self.tokens = 0
         self._barren_until_s = 0.0
@@ -140,6 +159,9 @@ class LearnerNode:
         self._installs: dict[FragmentId, tuple[InstallUpdate, str]] = {}
         self._announced: set[ContributionHeader] = set()
         self._wanted: set[FragmentId] = set()
+        self._pin = 0
+        self._pinned = ""
+        self._moments_of: InstallMoments | None = None
         self._allowed: LocalStep | None = LocalStep(0)
         self._stepping = False
         self._timer = 0
@@ -270,6 +292,21 @@ class LearnerNode:
                     self._installs[effect.fragment_id] = (effect, digest)
                 case AllowSteps():
                     self._allowed = effect.until_step
+                case PinState():
+                    self._pin = effect.number
+                case DescribeState():
+                    described = StateDescribed(
+                        number=effect.number, size_bytes=8 * PARAMETERS, digest=self._pinned, finite=True
+                    )
+                    self._later(0.0, partial(self._handle, described))
+                case GiveState() | EndGiving():
+                    self._world.give(self, effect)
+                case FetchState():
+                    self._world.fetch(self, effect)
+                case InstallMoments():
+                    self._moments_of = effect
+                case ReleaseState():
+                    self._pinned = ""
                 case SetPace() | LimitUplink() | SetRoundTrip() | ShowReason():
                     pass
                 case ExitLearner():
@@ -324,10 +361,16 @@ class LearnerNode:
         self.tokens += BATCH_TOKENS * (stepped and finite)
         installed = self._install()
         wanted, self._wanted = sorted(self._wanted), set()
+        pin, self._pin = self._pin, 0
+        if pin:
+            self._pinned = f"{self.learner_id}:{self.machine.incarnation}:{self.local_step}"
+        taken, self._moments_of = self._moments_of, None
+        if taken is not None:
+            self.moments = f"{taken.donor}@{taken.global_step}"
         if self._allowed is None or self.local_step < self._allowed:
             self._stepping = True
             self._later(self.link.step_s, lambda: self._boundary(stepped=True))
-        if not (stepped or installed or wanted):
+        if not (stepped or installed or wanted or pin or taken):
             return
         self.steps_s.append((self._world.agenda.now_s, self.local_step))
         passed = BoundaryPassed(
@@ -339,6 +382,8 @@ class LearnerNode:
             learning_rate=0.1,
             installed=installed,
             snapshots=tuple(SnapshotTaken(fragment_id=fragment) for fragment in wanted),
+            pinned=pin,
+            moments_of=TransferId(0) if taken is None else taken.transfer,
         )
         self._handle(passed)
 

@@ -15,11 +15,11 @@ from wan_diloco.protocol.syncer_machine import SyncerSettings
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.units import GlobalStep, Incarnation, LearnerId
 
-__all__ = ["BATCH_TOKENS", "KEEP_UPDATES", "LinkProfile", "WorldSettings"]
+__all__ = ["BATCH_TOKENS", "KEEP_UPDATES", "PARAMETERS", "LinkProfile", "WorldSettings"]
 
 BATCH_TOKENS = 100
 KEEP_UPDATES = 8
-_PARAMETERS = 1000
+PARAMETERS = 1000
 _CODEC = "int4"
 _RUN = "world"
 
@@ -108,13 +108,13 @@ class WorldSettings:
     @property
     def sizes(self) -> tuple[FragmentSizes, ...]:
         """Of each fragment's contribution."""
-        size = FragmentSizes(parameters=_PARAMETERS, codes_bytes=_PARAMETERS // 2, scales_bytes=16)
+        size = FragmentSizes(parameters=PARAMETERS, codes_bytes=PARAMETERS // 2, scales_bytes=16)
         return (size,) * self.num_fragments
 
     def fresh_state(self) -> SyncerState:
         """A syncer's state before the first step."""
         return SyncerState(
-            parameters=(_PARAMETERS,) * self.num_fragments,
+            parameters=(PARAMETERS,) * self.num_fragments,
             initial_digests=self.initial_digests,
             keep_updates=KEEP_UPDATES,
         )

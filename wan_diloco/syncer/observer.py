@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from wan_diloco.clock import Clock
 from wan_diloco.protocol.messages import Report
+from wan_diloco.protocol.rejoin_messages import MomentsSource, StateSettled
 from wan_diloco.protocol.status import Status
 from wan_diloco.protocol.tape import (
     ContributionsLost,
@@ -96,6 +97,7 @@ class Observer:
         self._evaluated_share: float | None = None
         self._live: set[LearnerId] = set(live)
         self._new: set[LearnerId] = set()
+        self._moments: dict[LearnerId, str] = {}
         for line in earlier:
             self._take_up(line)
 
@@ -116,6 +118,13 @@ class Observer:
         self._metrics.write(EventRecord(name=name, detail=detail))
         self._logger.info(name, detail=detail)
 
+    def said(self, learner_id: LearnerId, message: Report | StateSettled, global_step: GlobalStep) -> None:
+        """What a learner says of itself."""
+        if isinstance(message, Report):
+            self.reported(learner_id, message, global_step)
+        elif global_step > 0:
+            self.rejoined(learner_id, message)
+
     def reported(self, learner_id: LearnerId, report: Report, global_step: GlobalStep) -> None:
         """A learner's progress; not every report becomes a record."""
         self._newest[learner_id] = (report, global_step)
@@ -124,6 +133,19 @@ class Observer:
         crossed = report.local_step // _LEARNER_EVERY_STEPS != shown_step // _LEARNER_EVERY_STEPS
         if crossed or self._clock.now_s() - shown_s >= _LEARNER_EVERY_S:
             self._show(learner_id)
+
+    def rejoined(self, learner_id: LearnerId, settled: StateSettled) -> None:
+        """A new life says where its inner moments are from; it may say so again when it connects again."""
+        match settled.source:
+            case MomentsSource.PEER:
+                text = f"those of {settled.donor}, as of step {settled.global_step}"
+            case MomentsSource.OWN:
+                text = f"its own, as of step {settled.global_step}"
+            case MomentsSource.NONE:
+                text = "none: they begin at zero"
+        if self._moments.get(learner_id) != text:
+            self._moments[learner_id] = text
+            self.event("moments", f"{learner_id} begins with {text}")
 
     def recorded(self, record: TapeRecord) -> None:
         """A record of the tape is down."""
@@ -220,9 +242,7 @@ class Observer:
             self._show(learner_id)
         total = self._traffic.get(learner_id)
         if total is not None:
-            total.uplink_bytes += counters.uplink_bytes
-            total.downlink_bytes += counters.downlink_bytes
-            total.control_bytes += counters.control_bytes
+            total.add(counters)
 
     def status(self) -> dict[str, object]:
         """What the machine doesn't know."""
@@ -265,6 +285,7 @@ class Observer:
 
     def _admitted(self, record: LearnerAdmitted) -> None:
         self._new.add(record.learner_id)
+        self._moments.pop(record.learner_id, None)
         if record.incarnation == 1:
             self.event("learner_joined", f"{record.learner_id}, incarnation 1")
         else:

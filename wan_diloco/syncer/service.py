@@ -45,6 +45,7 @@ from wan_diloco.protocol.events import (
     UploadStored,
 )
 from wan_diloco.protocol.messages import ContributionHeader, Hello, LearnerMessage, RefusalReason, Report
+from wan_diloco.protocol.rejoin_messages import StateSettled
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
@@ -64,7 +65,7 @@ from wan_diloco.syncer.updates import Packing, PublishedValue, Updates
 from wan_diloco.syncer.uploads import Offers, store_upload
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.transport.interface import Counters, Session
-from wan_diloco.units import GlobalStep, LearnerId
+from wan_diloco.units import GlobalStep, LearnerId, TransferId
 
 __all__ = ["Parts", "SyncerService"]
 
@@ -214,10 +215,11 @@ class SyncerService:
             if rate is not None:
                 self._names[session.session] = message.learner_id
                 session.set_downlink_rate(rate)
-        elif isinstance(message, Report) and session.session in self._names:
-            session.set_round_trip(message.rtt_s)
+        elif isinstance(message, Report | StateSettled) and session.session in self._names:
+            if isinstance(message, Report):
+                session.set_round_trip(message.rtt_s)
             step = GlobalStep(self._machine.context.membership.global_step)
-            self._parts.observer.reported(self._names[session.session], message, step)
+            self._parts.observer.said(self._names[session.session], message, step)
         if not self._inbox.put(LearnerSaid(session=session.session, message=message)):
             session.close("it says more than can be listened to")
 
@@ -232,6 +234,10 @@ class SyncerService:
         if not self._sessions:
             self._nobody.set()
         self._emit(LearnerDisconnected(session=session.session, reason=reason))
+
+    def may_relay(self, session: Session, transfer: TransferId, *, giving: bool) -> bool:
+        """As the machine decided."""
+        return self._machine.donors.allows(session.session, transfer, giving=giving)
 
     async def upload_offered(self, session: Session, header: ContributionHeader) -> Spool | None:
         """Where the bytes of a contribution may go; None when the machine doesn't want them."""
@@ -250,8 +256,7 @@ class SyncerService:
 
     def status(self) -> dict[str, object]:
         """The machine's standing, and what the observer knows beside it."""
-        standing: dict[str, object] = serial.to_json(status_of(self._machine, self._clock.now_s()))
-        return {**standing, **self._parts.observer.status()}
+        return {**serial.to_json(status_of(self._machine, self._clock.now_s())), **self._parts.observer.status()}
 
     def _upload_complete(self, spool: Spool, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
         if self._stopping:
@@ -456,8 +461,7 @@ class SyncerService:
             return
         if snapshot_due:
             self._next_snapshot_s = now_s + self._parts.snapshot_every_s
-            # Captured here and now: between two batches state, tape and store say the same.
-            if (capture := self._capture()) is not None:
+            if (capture := self._capture()) is not None:  # between two batches state, tape and store say the same
                 self._spawn(self._write_snapshot(capture))
         if curve is not None and on_curve:
             tokens = self._machine.state.ledger.trained.tokens
@@ -474,13 +478,9 @@ class SyncerService:
         self._parts.observer.reason("snapshot", await self._parts.snapshots.write(capture))
 
     def _open_traffic(self) -> dict[LearnerId, Counters]:
-        traffic: dict[LearnerId, Counters] = {}
+        traffic = {learner_id: Counters() for learner_id in self._names.values()}
         for session_id, learner_id in self._names.items():
-            total = traffic.setdefault(learner_id, Counters())
-            counters = self._sessions[session_id].counters
-            total.uplink_bytes += counters.uplink_bytes
-            total.downlink_bytes += counters.downlink_bytes
-            total.control_bytes += counters.control_bytes
+            traffic[learner_id].add(self._sessions[session_id].counters)
         return traffic
 
     def _emit(self, event: SyncerEvent) -> None:

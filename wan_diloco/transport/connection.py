@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from wan_diloco.errors import AuthError, DecodeError, PeerUnavailable, TransportError
 from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, Report, SyncerMessage, UpdateHeader
@@ -13,7 +13,8 @@ from wan_diloco.transport.interface import Counters, Frames
 from wan_diloco.transport.lifetime import Lifetime
 from wan_diloco.transport.options import ConnectionOptions
 from wan_diloco.transport.outbox import Outbox
-from wan_diloco.transport.pacer import Pacer
+from wan_diloco.transport.pacer import Pacer, chunk_bytes_for
+from wan_diloco.transport.state_calls import StateSink, give_state, take_state
 from wan_diloco.transport.streams import (
     SESSION_KEY,
     STRIPE_KEY,
@@ -27,8 +28,13 @@ from wan_diloco.transport.streams import (
 from wan_diloco.transport.update_reader import UpdateReader
 from wan_diloco.transport.upload_sender import Lanes, UploadSender
 from wan_diloco.transport.window import WindowPlan
-from wan_diloco.wire.convert import decode_syncer, encode_learner
-from wan_diloco.wire.frames import Buffers
+from wan_diloco.units import TransferId
+from wan_diloco.wire.convert import StateCall, decode_syncer, encode_learner
+from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT, Buffers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["ClientConnection"]
 
@@ -174,6 +180,48 @@ class ClientConnection:
         sender = UploadSender(header, frames, self._lanes(frames), self._pacer, self._counters)
         with self._lifetime.bound():
             return await sender.send(spread_s, unasked=unasked)
+
+    async def give_state(self, transfer: TransferId, row: NDArray[np.uint8]) -> None:
+        """Send a state to whom the syncer chose, behind everything else; it may be cancelled at any time.
+
+        Args:
+            transfer: As the syncer named it.
+            row: Bytes that don't change meanwhile.
+
+        Raises:
+            TransportError: It isn't wanted any more, or the stream broke.
+        """
+        _opened(self._control)
+        stream = self._dialer.call(Method.GIVE, self._credentials)
+        try:
+            with self._lifetime.bound():
+                await give_state(stream, transfer, row, pacer=self._pacer, counters=self._counters, rtt_s=self._rtt_s)
+        finally:
+            stream.cancel()
+
+    async def take_state(self, transfer: TransferId, sink: StateSink) -> None:
+        """Take a state from whom the syncer chose, from where the sink stands; it may be cancelled at any time.
+
+        Args:
+            transfer: As the syncer named it.
+            sink: Where to.
+
+        Raises:
+            TransportError: It broke before its end; what came is in the sink.
+        """
+        _opened(self._control)
+        stream = self._dialer.call(Method.TAKE, self._credentials)
+        call = StateCall(
+            transfer=transfer,
+            start=sink.received_bytes,
+            chunk_bytes=chunk_bytes_for(self._options.downlink_bytes_per_s, CHUNK_BYTES_DEFAULT),
+            rtt_s=self._rtt_s,
+        )
+        try:
+            with self._lifetime.bound():
+                await take_state(stream, call, sink, counters=self._counters, heard=self._pacer.acknowledge)
+        finally:
+            stream.cancel()
 
     async def close(self) -> None:
         """Leave, after the control messages queued so far have left (for a bounded time); idempotent."""

@@ -52,8 +52,9 @@ class GrpcSyncerServer:
         self._hub = SessionHub(handler, limits, lambda: secrets.token_hex(16))
         self._server = grpc.aio.server(
             options=server_options(keepalive or Keepalive()),
-            # A control, downloads and uploads of each session, over all their channels; and a status call or two.
-            maximum_concurrent_rpcs=limits.sessions_max * ((limits.uploads_max + 1) * CHANNELS_MAX + 2) + 16,
+            # A control, downloads and uploads of each session, over all their channels, and what a donor gives; and a
+            # status call or two.
+            maximum_concurrent_rpcs=limits.sessions_max * ((limits.uploads_max + 1) * CHANNELS_MAX + 6) + 16,
         )
         self._server.add_generic_rpc_handlers(_handlers(self._hub))
 
@@ -122,7 +123,13 @@ def _handlers(hub: SessionHub) -> tuple[grpc.GenericRpcHandler, ...]:
     async def status(request: bytes, context: _Context) -> bytes:  # noqa: ARG001 - the signature is gRPC's
         return hub.status()
 
-    streams = ((Method.CONTROL, hub.control), (Method.UPLOAD, hub.upload), (Method.DOWNLOAD, hub.download))
+    streams = (
+        (Method.CONTROL, hub.control),
+        (Method.UPLOAD, hub.upload),
+        (Method.DOWNLOAD, hub.download),
+        (Method.GIVE, hub.give),
+        (Method.TAKE, hub.take),
+    )
     found: list[tuple[Method, grpc.RpcMethodHandler[bytes, bytes]]] = [
         *((method, grpc.stream_stream_rpc_method_handler(_serving(serve))) for method, serve in streams),
         (Method.STATUS, grpc.unary_unary_rpc_method_handler(status)),

@@ -14,6 +14,7 @@ from wan_diloco.transport.interface import SyncerHandler
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.paced_stream import PacedStream
 from wan_diloco.transport.pacer import Total
+from wan_diloco.transport.relay import Relay
 from wan_diloco.transport.session import ServerSession
 from wan_diloco.transport.streams import SESSION_KEY, STRIPE_KEY, TOKEN_KEY, ServerStream
 from wan_diloco.transport.uploading import Partials, discard_upload, receive_stripe, receive_upload
@@ -44,6 +45,7 @@ class SessionHub:
         self._ingress, self._egress = Total(), Total()
         self._sessions: dict[SessionId, ServerSession] = {}
         self._partials = Partials(limits)
+        self._relay = Relay(handler)
         self._last_session = 0
         self._closing = False
         self._empty = asyncio.Event()
@@ -136,6 +138,32 @@ class SessionHub:
                 await session.serve_download_stripe(stream)
             else:
                 await session.serve_download(stream)
+
+    async def give(self, stream: ServerStream) -> None:
+        """Serve a donor's call.
+
+        Raises:
+            AuthError: It belongs to no session of ours.
+            TransportError: It broke, its session ended, or it has no such transfer.
+            DecodeError: It doesn't begin as it should.
+        """
+        session = self._session_of(stream)
+        with session.lifetime.bound():
+            await stream.accept({})
+            await self._relay.give(stream, session)
+
+    async def take(self, stream: ServerStream) -> None:
+        """Serve a joiner's call.
+
+        Raises:
+            AuthError: It belongs to no session of ours.
+            TransportError: It broke, its session ended, or it has no such transfer.
+            DecodeError: It doesn't begin as it should.
+        """
+        session = self._session_of(stream)
+        with session.lifetime.bound():
+            await stream.accept({})
+            await self._relay.take(stream, session)
 
     def set_rates(self, *, ingress_bytes_per_s: float | None, egress_bytes_per_s: float | None) -> None:
         """Cap what all sessions together receive and are sent; see `interface.SyncerServer`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from wan_diloco.protocol.events import SessionId
 from wan_diloco.protocol.messages import (
@@ -18,7 +18,14 @@ from wan_diloco.protocol.messages import (
     SyncerMessage,
     UpdateHeader,
 )
+from wan_diloco.units import TransferId
 from wan_diloco.wire.frames import Buffers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from wan_diloco.transport.state_calls import StateSink
 
 __all__ = [
     "Connection",
@@ -50,6 +57,12 @@ class Counters:
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     control_bytes: int = 0
+
+    def add(self, other: Counters) -> None:
+        """What another one moved belongs to this as well."""
+        self.uplink_bytes += other.uplink_bytes
+        self.downlink_bytes += other.downlink_bytes
+        self.control_bytes += other.control_bytes
 
 
 class Session(Protocol):
@@ -177,6 +190,10 @@ class SyncerHandler(Protocol):
 
     def disconnected(self, session: Session, reason: str) -> None:
         """The session ended, whoever ended it; the last call about it."""
+        ...
+
+    def may_relay(self, session: Session, transfer: TransferId, *, giving: bool) -> bool:
+        """Whether a session may give, or take, the state that this transfer is about."""
         ...
 
     async def upload_offered(self, session: Session, header: ContributionHeader) -> UploadSink | None:
@@ -310,6 +327,26 @@ class Connection(Protocol):
 
         Raises:
             TransportError: The stream broke. Whether the connection lives on, `messages` tells.
+        """
+        ...
+
+    async def give_state(self, transfer: TransferId, row: NDArray[np.uint8]) -> None:
+        """Send a state to whom the syncer chose, behind everything else; it may be cancelled at any time.
+
+        Args:
+            transfer: As the syncer named it.
+            row: Bytes that don't change meanwhile.
+
+        Raises:
+            TransportError: It isn't wanted any more, or the stream broke.
+        """
+        ...
+
+    async def take_state(self, transfer: TransferId, sink: StateSink) -> None:
+        """Take a state from whom the syncer chose, from where the sink stands; it may be cancelled at any time.
+
+        Raises:
+            TransportError: It broke before its end; what came is in the sink.
         """
         ...
 

@@ -170,6 +170,10 @@ class MemoryNetwork:
                         await hub.upload(stream)
                     case Method.DOWNLOAD:
                         await hub.download(stream)
+                    case Method.GIVE:
+                        await hub.give(stream)
+                    case Method.TAKE:
+                        await hub.take(stream)
                     case Method.STATUS:
                         raise AssertionError("status is not a call here")
             call.finish(None)

@@ -100,6 +100,11 @@ class ServerSession:
         return self._counters
 
     @property
+    def outbound(self) -> Pacer:
+        """Of what goes to the learner."""
+        return self._pacer
+
+    @property
     def greeted(self) -> bool:
         """Whether it said Hello."""
         return self._greeted

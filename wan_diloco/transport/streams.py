@@ -40,6 +40,8 @@ class Method(StrEnum):
     CONTROL = "/wan_diloco.v1.SyncerService/Control"
     UPLOAD = "/wan_diloco.v1.BulkService/Upload"
     DOWNLOAD = "/wan_diloco.v1.BulkService/Download"
+    GIVE = "/wan_diloco.v1.BulkService/Give"
+    TAKE = "/wan_diloco.v1.BulkService/Take"
     STATUS = "/wan_diloco.v1.AdminService/GetStatus"
 
 

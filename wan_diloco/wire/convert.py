@@ -21,12 +21,14 @@ from wan_diloco.wire.generated import admin_pb2, bulk_pb2, control_pb2
 from wan_diloco.wire.headers import contribution_from, contribution_to, update_from, update_to
 from wan_diloco.wire.learner_messages import learner_message_from, learner_message_to
 from wan_diloco.wire.limits import MESSAGE_BYTES_MAX
+from wan_diloco.wire.rejoin_messages import StateCall, state_call_from, state_call_to
 from wan_diloco.wire.scalars import EnumTable, count
 from wan_diloco.wire.syncer_messages import syncer_message_from, syncer_message_to
 
 __all__ = [
     "AnswerKind",
     "DownloadItem",
+    "StateCall",
     "UpdatePart",
     "UploadAnswer",
     "decode_answer",
@@ -34,6 +36,7 @@ __all__ = [
     "decode_download",
     "decode_learner",
     "decode_progress",
+    "decode_state_call",
     "decode_status",
     "decode_syncer",
     "encode_answer",
@@ -41,6 +44,7 @@ __all__ = [
     "encode_download",
     "encode_learner",
     "encode_progress",
+    "encode_state_call",
     "encode_status",
     "encode_syncer",
 ]
@@ -154,6 +158,16 @@ def encode_progress(received_bytes: int) -> bytes:
 def decode_progress(data: bytes) -> int:
     """Raises: DecodeError: It isn't one."""
     return _decode(bulk_pb2.DownloadProgress, lambda found: count(found.received_bytes), data)
+
+
+def encode_state_call(call: StateCall) -> bytes:
+    """Raises: LocalProtocolError: It can't be said."""
+    return _encode(state_call_to, call)
+
+
+def decode_state_call(data: bytes) -> StateCall:
+    """Raises: DecodeError: It isn't one."""
+    return _decode(bulk_pb2.StateCall, state_call_from, data)
 
 
 def encode_answer(answer: UploadAnswer) -> bytes:

@@ -41,6 +41,7 @@ __all__ = [
     "Assembler",
     "Buffers",
     "Piece",
+    "encode_frame",
     "pack",
     "pack_chunks",
     "spans",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from wan_diloco.errors import DecodeError
 from wan_diloco.protocol.messages import (
     Declined,
     DeclineReason,
@@ -18,9 +17,11 @@ from wan_diloco.protocol.messages import (
     ResyncRequest,
     UpdateReceived,
 )
+from wan_diloco.protocol.rejoin_messages import StateDeclined, StateReady, StateSettled, StateWanted
 from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, RoundId
 from wan_diloco.wire.generated import control_pb2 as pb
 from wan_diloco.wire.limits import FRAGMENTS_MAX, LAYOUT_LINES_MAX, SETTINGS_MAX
+from wan_diloco.wire.rejoin_messages import learner_state_from, learner_state_to
 from wan_diloco.wire.scalars import EnumTable, bounded, count, name, real, text, version_from, version_to
 
 __all__ = ["REFUSALS", "learner_message_from", "learner_message_to"]
@@ -66,6 +67,8 @@ def learner_message_to(message: LearnerMessage) -> pb.ControlRequest:
             )
         case Goodbye():
             return pb.ControlRequest(goodbye=pb.Goodbye(reason=message.reason))
+        case StateWanted() | StateReady() | StateDeclined() | StateSettled():
+            return learner_state_to(message)
         case _:
             assert_never(message)
 
@@ -105,7 +108,7 @@ def learner_message_from(envelope: pb.ControlRequest) -> LearnerMessage:
         case "goodbye":
             return Goodbye(reason=text(envelope.goodbye.reason))
         case _:
-            raise DecodeError("unknown_message", "an envelope without a message that is known here")
+            return learner_state_from(envelope)
 
 
 def _hello_to(hello: Hello) -> pb.Hello:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from wan_diloco.errors import DecodeError
 from wan_diloco.protocol.messages import (
     Acknowledged,
     ContributionRefused,
@@ -16,10 +15,12 @@ from wan_diloco.protocol.messages import (
     SyncerMessage,
     Welcome,
 )
+from wan_diloco.protocol.rejoin_messages import Donate, DonationOver, NoDonor, StateOffered
 from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, RoundId, Term
 from wan_diloco.wire.generated import control_pb2 as pb
 from wan_diloco.wire.learner_messages import REFUSALS
 from wan_diloco.wire.limits import FRAGMENTS_MAX
+from wan_diloco.wire.rejoin_messages import syncer_state_from, syncer_state_to
 from wan_diloco.wire.scalars import bounded, count, name, real, text, version_from, version_to
 
 __all__ = ["syncer_message_from", "syncer_message_to"]
@@ -79,6 +80,8 @@ def syncer_message_to(message: SyncerMessage) -> pb.ControlResponse:
             )
         case Stop():
             return pb.ControlResponse(stop=pb.Stop(reason=message.reason, global_step=message.global_step))
+        case Donate() | StateOffered() | NoDonor() | DonationOver():
+            return syncer_state_to(message)
         case _:
             assert_never(message)
 
@@ -135,7 +138,7 @@ def syncer_message_from(envelope: pb.ControlResponse) -> SyncerMessage:
             stop = envelope.stop
             return Stop(reason=text(stop.reason), global_step=GlobalStep(count(stop.global_step)))
         case _:
-            raise DecodeError("unknown_message", "an envelope without a message that is known here")
+            return syncer_state_from(envelope)
 
 
 def _welcome_to(welcome: Welcome) -> pb.Welcome:

@@ -29,7 +29,7 @@ from wan_diloco.protocol.messages import (
 from wan_diloco.storage import write_text
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.transport.interface import Session
-from wan_diloco.units import Epoch, GlobalStep, Incarnation, Term, Version
+from wan_diloco.units import Epoch, GlobalStep, Incarnation, Term, TransferId, Version
 from wan_diloco.wire.frames import Buffers
 
 T = TypeVar("T")
@@ -137,6 +137,9 @@ class StubSyncer:
         del session, reason
         self.live -= 1
         self._news.set()
+
+    def may_relay(self, session: Session, transfer: TransferId, *, giving: bool) -> bool:
+        return False
 
     async def upload_offered(self, session: Session, header: ContributionHeader) -> _Sink:
         del session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +19,11 @@ from wan_diloco.clock import ManualClock
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.learner.ipc import Command
 from wan_diloco.learner.local_trainer import LocalTrainer
+from wan_diloco.learner.moments import MomentsLayout
 from wan_diloco.learner.replica import Replica
 from wan_diloco.learner.setup import open_shard
 from wan_diloco.learner.slots import FragmentSlots
+from wan_diloco.learner.state_area import StateArea
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
 from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
@@ -31,6 +33,7 @@ from wan_diloco.syncer.main import build_service
 from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.workers import InlineExecutor, Workers
 from wan_diloco.telemetry import METRICS_FILE, MetricsWriter
+from wan_diloco.training import optimizer_tensors
 from wan_diloco.transport.memory import Link, MemoryNetwork
 from wan_diloco.transport.pacer import Pacer
 from wan_diloco.units import LearnerId
@@ -39,7 +42,7 @@ T = TypeVar("T")
 STEPS = 30
 
 
-def two_regions(folder: Path, **tables: dict[str, Any]) -> RunConfig:
+def two_regions(folder: Path, names: Sequence[str] = ("east", "west"), **tables: dict[str, Any]) -> RunConfig:
     source = read_config(write_config(folder)).data.source
     tree: dict[str, Any] = {
         "run": {"name": "whole", "tokens": STEPS * 64},
@@ -47,7 +50,7 @@ def two_regions(folder: Path, **tables: dict[str, Any]) -> RunConfig:
         "data": {"source": source},
         "inner": {"batch_tokens": 32, "warmup_steps": 0},
         "sync": {"fragments": 3, "period_steps": 6, "overlap_steps": 2},
-        "regions": [{"name": "east"}, {"name": "west"}],
+        "regions": [{"name": name} for name in names],
     }
     for section, table in tables.items():
         tree[section] = {**tree.get(section, {}), **table}
@@ -57,14 +60,23 @@ def two_regions(folder: Path, **tables: dict[str, Any]) -> RunConfig:
 class Learner:
     """Trainer and uplink of one region, joined by a list."""
 
-    def __init__(self, config: RunConfig, index: int, network: MemoryNetwork, clock: ManualClock) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        index: int,
+        network: MemoryNetwork,
+        clock: ManualClock,
+        uplink_bytes_per_s: float | None = None,
+    ) -> None:
         name = config.regions[index].name
         self.layout = run_layout(config)
-        self.slots = FragmentSlots.private([fragment.numel for fragment in self.layout.fragments])
         replica = Replica(config, build_model(config), open_shard(config, index))
+        state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
+        self.slots = FragmentSlots.private([fragment.numel for fragment in self.layout.fragments], state_bytes)
         self.trainer = LocalTrainer(config, replica, self.layout, self.slots)
         self.commands: list[Command] = []
         pacer = Pacer()
+        self.area = StateArea(self.slots.state, self.slots.release_state)
         self.uplink = UplinkService(
             machine=learner_machine(config, self.layout, name, self.trainer.position, random.Random(index)),
             connect=lambda: network.connection(LearnerId(name), pacer),
@@ -73,8 +85,9 @@ class Learner:
             sink=self,
             fragments=held_fragments(self.layout, self.trainer.position, self.slots),
             wire=config.wire,
-            rate=UplinkRate(pacer),
+            rate=UplinkRate(pacer, uplink_bytes_per_s),
             show=lambda _: None,
+            state=self.area,
         )
 
     def send(self, command: Command) -> None:

@@ -11,9 +11,11 @@ import torch
 
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.learner.local_trainer import LocalTrainer
+from wan_diloco.learner.moments import MomentsLayout
 from wan_diloco.learner.replica import Replica
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.models import build_model, run_layout
+from wan_diloco.training import optimizer_tensors
 
 MakeConfig = Callable[..., RunConfig]
 MakeTrainer = Callable[..., tuple[LocalTrainer, FragmentSlots]]
@@ -67,7 +69,9 @@ def make_trainer(make_config: MakeConfig) -> MakeTrainer:
     def make(**tables: dict[str, Any]) -> tuple[LocalTrainer, FragmentSlots]:
         config = make_config(**tables)
         layout = run_layout(config)
-        slots = FragmentSlots.private([fragment.numel for fragment in layout.fragments])
-        return LocalTrainer(config, Replica(config, build_model(config), ConstantUnits()), layout, slots), slots
+        replica = Replica(config, build_model(config), ConstantUnits())
+        state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
+        slots = FragmentSlots.private([fragment.numel for fragment in layout.fragments], state_bytes)
+        return LocalTrainer(config, replica, layout, slots), slots
 
     return make

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from wan_diloco.algorithm.publication import apply_update, digest
 from wan_diloco.errors import TransportError
 from wan_diloco.learner.ipc import Command, FragmentPosition, InstallValue, LearnerPosition
 from wan_diloco.learner.slots import FragmentSlots
+from wan_diloco.learner.state_area import StateArea
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
 from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
@@ -39,14 +40,20 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.transport.interface import Counters, Frames
 from wan_diloco.transport.pacer import Pacer
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, RoundId, Term, Version
+from wan_diloco.transport.state_calls import StateSink
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, RoundId, Term, TransferId, Version
 from wan_diloco.wire.frames import Assembler, Buffers
 
-__all__ = ["F", "ScriptedConnection", "Uplink", "V", "decoded", "installed", "play", "pull", "welcome"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["STATE_BYTES", "F", "ScriptedConnection", "Uplink", "V", "decoded", "installed", "play", "pull", "welcome"]
 
 
 T = TypeVar("T")
 F = FragmentId(1)
+STATE_BYTES = 4096
 V = [Version(Epoch(0), count) for count in range(5)]
 
 
@@ -64,6 +71,9 @@ class ScriptedConnection:
         self.arriving: asyncio.Queue[tuple[UpdateHeader, list[Buffers]]] = asyncio.Queue()
         self.closed = False
         self.round_trips: list[float] = []
+        self.given: list[tuple[TransferId, NDArray[np.uint8]]] = []
+        self.taken: list[tuple[TransferId, int]] = []
+        self.states: dict[TransferId, list[NDArray[np.uint8]]] = {}
 
     async def connect(self) -> None:
         if self.refuses is not None:
@@ -97,6 +107,18 @@ class ScriptedConnection:
             raise TransportError("the stream broke")
         return True
 
+    async def give_state(self, transfer: TransferId, row: NDArray[np.uint8]) -> None:
+        self.given.append((transfer, row.copy()))
+        await asyncio.Event().wait()
+
+    async def take_state(self, transfer: TransferId, sink: StateSink) -> None:
+        """Give what the test has put there for that transfer, as far as it goes; then break if it isn't whole."""
+        self.taken.append((transfer, sink.received_bytes))
+        for piece in self.states.get(transfer, []):
+            sink.put(piece)
+        if sink.received_bytes != sink.size_bytes:
+            raise TransportError("the donor died")
+
     async def close(self) -> None:
         self.closed = True
 
@@ -107,7 +129,8 @@ class Uplink:
     def __init__(self, config: Any, connections: Sequence[ScriptedConnection], incarnation: int = 0) -> None:
         self.layout = run_layout(config)
         self.codec = codec_by_name(config.wire.codec)
-        self.slots = FragmentSlots.private([fragment.numel for fragment in self.layout.fragments])
+        self.slots = FragmentSlots.private([fragment.numel for fragment in self.layout.fragments], STATE_BYTES)
+        self.area = StateArea(self.slots.state, self.slots.release_state)
         generator = torch.Generator().manual_seed(3)
         for fragment in self.layout.fragments:
             self.slots.published(fragment.fragment_id, 0).uniform_(-1, 1, generator=generator)
@@ -118,6 +141,9 @@ class Uplink:
             unit=0,
             initial_digests=tuple(digest(self.slots.published(index, 0)) for index in range(3)),
             fragments=(FragmentPosition(version=V[0], resync=0, step_lo=LocalStep(0), tokens_lo=0, slot=0),) * 3,
+            has_trained=incarnation > 0,
+            state_bytes=self.slots.state.size,
+            state_layout="moments",
         )
         self.connections = list(connections)
         self.used: list[ScriptedConnection] = []
@@ -137,6 +163,7 @@ class Uplink:
             wire=config.wire,
             rate=UplinkRate(self.pacer),
             show=self.shown.append,
+            state=self.area,
         )
 
     def send(self, command: Command) -> None:

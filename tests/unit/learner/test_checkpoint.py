@@ -11,7 +11,7 @@ from wan_diloco.errors import CheckpointError, StorageError
 from wan_diloco.learner.checkpoint import CheckpointWriter, LearnerCounters, load_checkpoint, save_checkpoint
 from wan_diloco.units import LocalStep
 
-COUNTERS = LearnerCounters(run="tiny", local_step=LocalStep(7), tokens=10_251_184_259, unit=9)
+COUNTERS = LearnerCounters(run="tiny", local_step=LocalStep(7), tokens=10_251_184_259, unit=9, global_step=6)
 
 
 def moments() -> dict[str, torch.Tensor]:

@@ -54,3 +54,18 @@ def test_memory_that_is_too_small_is_refused() -> None:
     slots = FragmentSlots.create(SIZES)
     with pytest.raises(ValueError, match="greater than file size"):
         FragmentSlots.attach(slots.descriptor, [10_000])
+
+
+def test_room_for_a_state_takes_memory_only_while_something_is_in_it() -> None:
+    size = 2**20 + 12
+    slots = FragmentSlots.create(SIZES, size)
+    empty = os.fstat(slots.descriptor).st_blocks
+    slots.outbox(2).fill_(7.0)
+    slots.state[:] = 5
+    other = FragmentSlots.attach(slots.descriptor, SIZES, size)
+    assert int(other.state.sum()) == 5 * size
+    assert os.fstat(slots.descriptor).st_blocks > empty + size // 1024
+    other.release_state()
+    assert os.fstat(slots.descriptor).st_blocks < empty + 100
+    assert not slots.state.any()
+    assert float(slots.outbox(2)[0]) == 7.0, "fragments are left alone"

@@ -36,6 +36,7 @@ from wan_diloco.protocol.messages import (
     Start,
     Stop,
 )
+from wan_diloco.protocol.rejoin_messages import NoDonor
 from wan_diloco.units import FragmentId, GlobalStep, LocalStep
 
 # ---- connecting ----------------------------------------------------------------------------------
@@ -121,6 +122,7 @@ def test_a_joiner_takes_no_step_before_it_has_what_was_there_at_its_welcome() ->
     uplink.machine.start()
     effects = uplink.joins(version(3), version(0), global_step=12)
     assert not of(AllowSteps, effects)
+    assert not of(AllowSteps, uplink.hears(NoDonor(reason="the test has none")))
     uplink.tell(UpdateArrived(header=update(3)))
     uplink.tell(applied(3))
     effects = uplink.boundary(installed=(installed(3, 0),), steps=0)

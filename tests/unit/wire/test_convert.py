@@ -72,8 +72,10 @@ def test_each_enum_has_an_unspecified_zero_named_after_it() -> None:
     ]
     assert {enum.values_by_number[0].name for enum in enums} == {
         "DECLINE_REASON_UNSPECIFIED",
+        "MOMENTS_SOURCE_UNSPECIFIED",
         "REFUSAL_REASON_UNSPECIFIED",
         "SEGMENT_KIND_UNSPECIFIED",
+        "STATE_REFUSAL_UNSPECIFIED",
     }
 
 

@@ -36,6 +36,15 @@ on calls without serializers, so that no byte is copied into a protobuf field an
     which may be a little later; nothing is announced there. The learner says how far it has come after each part. A stripe may break without harm: what wasn't
     acknowledged on it comes again on another call, and what came twice changes nothing. The first call may not:
     its end is the session's.
+  /wan_diloco.v1.BulkService/Give  one call a transfer, by the donor of a state (its inner moments as one row of bytes)
+  /wan_diloco.v1.BulkService/Take  and one by the learner that takes it. The syncer joins the two: it decides who may,
+                                   paces both ends, keeps nothing.
+      donor:   StateCall with the transfer; it hears the taker's StateCall; then the row from `start` on, as messages
+               of one frame of buffer 0 each, of `chunk_bytes` at most; an empty message as the mark of the end.
+      taker:   StateCall; then DownloadProgress after each message; an empty message when it has everything.
+    Without progress for long, the donor breaks off. When the donor is gone the syncer sends the taker the mark, too
+    early, and when the taker is gone the donor; either answers with its own mark, and the syncer ends the call. What
+    is missing then may come by another transfer: the rest of the same row, or the whole of another.
 """
 
 from collections import abc as _abc
@@ -382,3 +391,34 @@ class DownloadProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DownloadProgress: _TypeAlias = DownloadProgress  # noqa: Y015
+
+@_typing.final
+class StateCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    RTT_S_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    start: _builtins.int
+    """With Take: how much of the row is there already."""
+    chunk_bytes: _builtins.int
+    """With Take: the longest piece that the taker's link and the syncer's let through well; 0 for any."""
+    rtt_s: _builtins.float
+    """With Take: a round trip from the taker to the syncer; 0 before it has measured any."""
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+        start: _builtins.int = ...,
+        chunk_bytes: _builtins.int = ...,
+        rtt_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "rtt_s", b"rtt_s", "start", b"start", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateCall: _TypeAlias = StateCall  # noqa: Y015

@@ -105,6 +105,48 @@ REFUSAL_REASON_NO_HELLO: RefusalReason.ValueType  # 22
 REFUSAL_REASON_TOO_MANY_CALLS: RefusalReason.ValueType  # 23
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
+class _MomentsSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MomentsSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MomentsSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MOMENTS_SOURCE_UNSPECIFIED: _MomentsSource.ValueType  # 0
+    MOMENTS_SOURCE_OWN: _MomentsSource.ValueType  # 1
+    MOMENTS_SOURCE_PEER: _MomentsSource.ValueType  # 2
+    MOMENTS_SOURCE_NONE: _MomentsSource.ValueType  # 3
+
+class MomentsSource(_MomentsSource, metaclass=_MomentsSourceEnumTypeWrapper):
+    """Where the inner moments of a new life come from."""
+
+MOMENTS_SOURCE_UNSPECIFIED: MomentsSource.ValueType  # 0
+MOMENTS_SOURCE_OWN: MomentsSource.ValueType  # 1
+MOMENTS_SOURCE_PEER: MomentsSource.ValueType  # 2
+MOMENTS_SOURCE_NONE: MomentsSource.ValueType  # 3
+Global___MomentsSource: _TypeAlias = MomentsSource  # noqa: Y015
+
+class _StateRefusal:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StateRefusalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StateRefusal.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STATE_REFUSAL_UNSPECIFIED: _StateRefusal.ValueType  # 0
+    STATE_REFUSAL_OTHER_CLOCK: _StateRefusal.ValueType  # 1
+    STATE_REFUSAL_NO_MOMENTS: _StateRefusal.ValueType  # 2
+    STATE_REFUSAL_NON_FINITE: _StateRefusal.ValueType  # 3
+    STATE_REFUSAL_BUSY: _StateRefusal.ValueType  # 4
+
+class StateRefusal(_StateRefusal, metaclass=_StateRefusalEnumTypeWrapper):
+    """Why a learner isn't the donor that it was asked to be."""
+
+STATE_REFUSAL_UNSPECIFIED: StateRefusal.ValueType  # 0
+STATE_REFUSAL_OTHER_CLOCK: StateRefusal.ValueType  # 1
+STATE_REFUSAL_NO_MOMENTS: StateRefusal.ValueType  # 2
+STATE_REFUSAL_NON_FINITE: StateRefusal.ValueType  # 3
+STATE_REFUSAL_BUSY: StateRefusal.ValueType  # 4
+Global___StateRefusal: _TypeAlias = StateRefusal  # noqa: Y015
+
 @_typing.final
 class ControlRequest(_message.Message):
     """A message of a learner."""
@@ -117,6 +159,10 @@ class ControlRequest(_message.Message):
     UPDATE_RECEIVED_FIELD_NUMBER: _builtins.int
     RESYNC_REQUEST_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    STATE_WANTED_FIELD_NUMBER: _builtins.int
+    STATE_READY_FIELD_NUMBER: _builtins.int
+    STATE_DECLINED_FIELD_NUMBER: _builtins.int
+    STATE_SETTLED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -129,6 +175,14 @@ class ControlRequest(_message.Message):
     def resync_request(self) -> Global___ResyncRequest: ...
     @_builtins.property
     def goodbye(self) -> Global___Goodbye: ...
+    @_builtins.property
+    def state_wanted(self) -> Global___StateWanted: ...
+    @_builtins.property
+    def state_ready(self) -> Global___StateReady: ...
+    @_builtins.property
+    def state_declined(self) -> Global___StateDeclined: ...
+    @_builtins.property
+    def state_settled(self) -> Global___StateSettled: ...
     def __init__(
         self,
         *,
@@ -138,12 +192,16 @@ class ControlRequest(_message.Message):
         update_received: Global___UpdateReceived | None = ...,
         resync_request: Global___ResyncRequest | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        state_wanted: Global___StateWanted | None = ...,
+        state_ready: Global___StateReady | None = ...,
+        state_declined: Global___StateDeclined | None = ...,
+        state_settled: Global___StateSettled | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "goodbye", b"goodbye", "hello", b"hello", "message", b"message", "report", b"report", "resync_request", b"resync_request", "update_received", b"update_received"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "goodbye", b"goodbye", "hello", b"hello", "message", b"message", "report", b"report", "resync_request", b"resync_request", "state_declined", b"state_declined", "state_ready", b"state_ready", "state_settled", b"state_settled", "state_wanted", b"state_wanted", "update_received", b"update_received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "goodbye", b"goodbye", "hello", b"hello", "message", b"message", "report", b"report", "resync_request", b"resync_request", "update_received", b"update_received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "goodbye", b"goodbye", "hello", b"hello", "message", b"message", "report", b"report", "resync_request", b"resync_request", "state_declined", b"state_declined", "state_ready", b"state_ready", "state_settled", b"state_settled", "state_wanted", b"state_wanted", "update_received", b"update_received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "update_received", "resync_request", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "update_received", "resync_request", "goodbye", "state_wanted", "state_ready", "state_declined", "state_settled"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -163,6 +221,10 @@ class ControlResponse(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     CONTRIBUTION_REFUSED_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    DONATE_FIELD_NUMBER: _builtins.int
+    STATE_OFFERED_FIELD_NUMBER: _builtins.int
+    NO_DONOR_FIELD_NUMBER: _builtins.int
+    DONATION_OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -179,6 +241,14 @@ class ControlResponse(_message.Message):
     def contribution_refused(self) -> Global___ContributionRefused: ...
     @_builtins.property
     def stop(self) -> Global___Stop: ...
+    @_builtins.property
+    def donate(self) -> Global___Donate: ...
+    @_builtins.property
+    def state_offered(self) -> Global___StateOffered: ...
+    @_builtins.property
+    def no_donor(self) -> Global___NoDonor: ...
+    @_builtins.property
+    def donation_over(self) -> Global___DonationOver: ...
     def __init__(
         self,
         *,
@@ -190,12 +260,16 @@ class ControlResponse(_message.Message):
         acknowledged: Global___Acknowledged | None = ...,
         contribution_refused: Global___ContributionRefused | None = ...,
         stop: Global___Stop | None = ...,
+        donate: Global___Donate | None = ...,
+        state_offered: Global___StateOffered | None = ...,
+        no_donor: Global___NoDonor | None = ...,
+        donation_over: Global___DonationOver | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "contribution_refused", b"contribution_refused", "message", b"message", "pace", b"pace", "pull", b"pull", "refused", b"refused", "start", b"start", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "contribution_refused", b"contribution_refused", "donate", b"donate", "donation_over", b"donation_over", "message", b"message", "no_donor", b"no_donor", "pace", b"pace", "pull", b"pull", "refused", b"refused", "start", b"start", "state_offered", b"state_offered", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "contribution_refused", b"contribution_refused", "message", b"message", "pace", b"pace", "pull", b"pull", "refused", b"refused", "start", b"start", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "contribution_refused", b"contribution_refused", "donate", b"donate", "donation_over", b"donation_over", "message", b"message", "no_donor", b"no_donor", "pace", b"pace", "pull", b"pull", "refused", b"refused", "start", b"start", "state_offered", b"state_offered", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "refused", "start", "pace", "pull", "acknowledged", "contribution_refused", "stop"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "refused", "start", "pace", "pull", "acknowledged", "contribution_refused", "stop", "donate", "state_offered", "no_donor", "donation_over"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -709,3 +783,250 @@ class Stop(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
+
+@_typing.final
+class SyncerClock(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    GLOBAL_STEP_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    epoch: _builtins.int
+    global_step: _builtins.int
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        global_step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "global_step", b"global_step", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SyncerClock: _TypeAlias = SyncerClock  # noqa: Y015
+
+@_typing.final
+class StateManifest(_message.Message):
+    """What a donor has pinned, as of one step boundary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GLOBAL_STEP_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    global_step: _builtins.int
+    layout: _builtins.str
+    """Fingerprint of names, shapes and types."""
+    size_bytes: _builtins.int
+    """Of the row of all moments."""
+    digest: _builtins.str
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Version]:
+        """Its published bases at that boundary, in the order of the fragments."""
+
+    def __init__(
+        self,
+        *,
+        global_step: _builtins.int = ...,
+        versions: _abc.Iterable[Global___Version] | None = ...,
+        layout: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "global_step", b"global_step", "layout", b"layout", "size_bytes", b"size_bytes", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateManifest: _TypeAlias = StateManifest  # noqa: Y015
+
+@_typing.final
+class StateWanted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILED_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    failed: _builtins.int
+    """The transfer that broke; 0 for none."""
+    digest: _builtins.str
+    """Of the row of which a part is here; empty for none."""
+    def __init__(
+        self,
+        *,
+        failed: _builtins.int = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "failed", b"failed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateWanted: _TypeAlias = StateWanted  # noqa: Y015
+
+@_typing.final
+class StateReady(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    @_builtins.property
+    def manifest(self) -> Global___StateManifest: ...
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+        manifest: Global___StateManifest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateReady: _TypeAlias = StateReady  # noqa: Y015
+
+@_typing.final
+class StateDeclined(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    reason: Global___StateRefusal.ValueType
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+        reason: Global___StateRefusal.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateDeclined: _TypeAlias = StateDeclined  # noqa: Y015
+
+@_typing.final
+class StateSettled(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DONOR_FIELD_NUMBER: _builtins.int
+    GLOBAL_STEP_FIELD_NUMBER: _builtins.int
+    source: Global___MomentsSource.ValueType
+    donor: _builtins.str
+    global_step: _builtins.int
+    def __init__(
+        self,
+        *,
+        source: Global___MomentsSource.ValueType = ...,
+        donor: _builtins.str = ...,
+        global_step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "global_step", b"global_step", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateSettled: _TypeAlias = StateSettled  # noqa: Y015
+
+@_typing.final
+class Donate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    JOINER_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    joiner: _builtins.str
+    @_builtins.property
+    def clock(self) -> Global___SyncerClock: ...
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+        joiner: _builtins.str = ...,
+        clock: Global___SyncerClock | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "joiner", b"joiner", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Donate: _TypeAlias = Donate  # noqa: Y015
+
+@_typing.final
+class StateOffered(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    DONOR_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    donor: _builtins.str
+    @_builtins.property
+    def manifest(self) -> Global___StateManifest: ...
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+        donor: _builtins.str = ...,
+        manifest: Global___StateManifest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "manifest", b"manifest", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateOffered: _TypeAlias = StateOffered  # noqa: Y015
+
+@_typing.final
+class NoDonor(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoDonor: _TypeAlias = NoDonor  # noqa: Y015
+
+@_typing.final
+class DonationOver(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DonationOver: _TypeAlias = DonationOver  # noqa: Y015
