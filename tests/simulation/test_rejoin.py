@@ -58,7 +58,7 @@ def test_who_comes_back_has_a_peers_moments_and_is_merged_again() -> None:
     assert (settled.source, settled.donor) == (MomentsSource.PEER, "m1")
     node = watched.world.nodes[LearnerId("m0")]
     assert node.moments == f"m1@{settled.global_step}"
-    assert node.held == watched.world.published
+    assert node.digests == watched.world.syncer.state.digests
     assert watched.world.syncer.state.participation[LearnerId("m0")] > before
     assert status_of(watched.world.syncer, 20.0).learners[0].moments == "peer of m1"
 
@@ -95,7 +95,7 @@ def test_eight_joiners_share_one_donor_two_at_a_time() -> None:
     most: Counter[str] = Counter()
 
     def count(_: StateOffered) -> None:
-        most.update(Counter(node.learner_id for node, _ in watched.world.gives.values()) - most)
+        most.update(Counter(node.learner_id for node, _ in watched.world.states.gives.values()) - most)
 
     watched.on_offer = count
     watched.back(*(f"m{number}" for number in range(8)))

@@ -49,6 +49,7 @@ from wan_diloco.protocol.messages import ContributionHeader, Goodbye, LearnerMes
 from wan_diloco.simulation.agenda import Agenda
 from wan_diloco.simulation.bounds import check_learner
 from wan_diloco.simulation.checkers import Invariants, must
+from wan_diloco.simulation.state_exchange import StateExchange
 from wan_diloco.simulation.world_settings import BATCH_TOKENS, PARAMETERS, LinkProfile, WorldSettings
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, TransferId, Version
 
@@ -82,12 +83,9 @@ class Surroundings(Protocol):
         """It announces a contribution's bytes."""
         ...
 
-    def give(self, node: LearnerNode, effect: GiveState | EndGiving) -> None:
-        """It begins to give its state, or stops."""
-        ...
-
-    def fetch(self, node: LearnerNode, effect: FetchState) -> None:
-        """It takes a state; the world tells it how that went."""
+    @property
+    def states(self) -> StateExchange:
+        """How inner states get from learner to learner."""
         ...
 
     def poisoned(self) -> bool:
@@ -300,9 +298,9 @@ class LearnerNode:
                     )
                     self._later(0.0, partial(self._handle, described))
                 case GiveState() | EndGiving():
-                    self._world.give(self, effect)
+                    self._world.states.give(self, effect)
                 case FetchState():
-                    self._world.fetch(self, effect)
+                    self._world.states.fetch(self, effect)
                 case InstallMoments():
                     self._moments_of = effect
                 case ReleaseState():

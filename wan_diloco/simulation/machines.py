@@ -17,10 +17,7 @@ from wan_diloco.protocol.events import (
     CloseSession,
     Connected,
     ConnectionLost,
-    EndGiving,
     ExitLearner,
-    FetchState,
-    GiveState,
     LearnerConnected,
     LearnerDisconnected,
     LearnerSaid,
@@ -28,8 +25,6 @@ from wan_diloco.protocol.events import (
     SendToLearner,
     SendUpdate,
     SessionId,
-    StateBroken,
-    StateFetched,
     SyncerEffect,
     SyncerEvent,
     SyncerSaid,
@@ -47,11 +42,12 @@ from wan_diloco.simulation.agenda import Agenda
 from wan_diloco.simulation.checkers import Invariants, must
 from wan_diloco.simulation.learner_node import LearnerNode, Note
 from wan_diloco.simulation.liveliness import Liveliness
+from wan_diloco.simulation.state_exchange import StateExchange
 from wan_diloco.simulation.syncer_disk import SyncerDisk
 from wan_diloco.simulation.syncer_node import Said, SyncerNode
 from wan_diloco.simulation.talk import Talk
 from wan_diloco.simulation.world_settings import LinkProfile, WorldSettings
-from wan_diloco.units import LearnerId, TransferId
+from wan_diloco.units import LearnerId
 
 __all__ = ["LearnerNode", "LinkProfile", "MachineWorld", "Said", "WorldSettings"]
 
@@ -61,8 +57,6 @@ _KEEPALIVE_S = 8.0
 _KEEPALIVE_SPREAD_S = 4.0
 # Of streams that break, how many break when all is there.
 _BROKEN_AND_THERE = 0.3
-# A state takes as long as that many contributions.
-_STATE_UPLOADS = 16
 
 
 class MachineWorld:
@@ -98,8 +92,7 @@ class MachineWorld:
         self.mishaps = 0
         self.clock_step_s = 0.0
         self.befell: Counter[str] = Counter()
-        # Who gives which state; on which of its sessions.
-        self.gives: dict[TransferId, tuple[LearnerNode, SessionId]] = {}
+        self.states = StateExchange(self)
         self.sessions: dict[SessionId, LearnerNode] = {}
         # Of strangers, who never get as far as a Welcome, and those of whose end the machine doesn't know yet.
         self.strangers: set[SessionId] = set()
@@ -385,31 +378,6 @@ class MachineWorld:
         offered = UploadOffered(session=session, header=header)
         arrival_s = self.now_s + self.delay_s(node) + self._bulk_s()
         self._bulk(node, _UP, arrival_s, lambda: self.tell(offered))
-
-    def give(self, node: LearnerNode, effect: GiveState | EndGiving) -> None:
-        """A learner begins to give its state, or stops."""
-        if isinstance(effect, EndGiving) or node.session is None:
-            self.gives.pop(effect.transfer, None)
-        else:
-            self.gives[effect.transfer] = (node, node.session)
-
-    def fetch(self, node: LearnerNode, effect: FetchState) -> None:
-        """A learner takes a state, for as long as several contributions take; it comes whole or not at all."""
-        session, transfer = node.session, effect.offer.transfer
-
-        def end() -> None:
-            giver, giving = self.gives.pop(transfer, (None, None))
-            whole = giver is not None and giver.runs and giver.session == giving and node.session == session
-            if whole and session is not None and self._joins(session, transfer):
-                node.handle(StateFetched(transfer=transfer))
-            else:
-                node.handle(StateBroken(transfer=transfer, reason="lost"))
-
-        self.agenda.after(_STATE_UPLOADS * node.link.upload_s + 2 * self.delay_s(node), end)
-
-    def _joins(self, session: SessionId, transfer: TransferId) -> bool:
-        allowed = self.syncer_up and self.syncer.donors.allows(session, transfer, giving=False)
-        return allowed and not self.happens(self.settings.drop)
 
     def poisoned(self) -> bool:
         """Whether an update turns out not to decode."""
