@@ -35,6 +35,8 @@ _FIRST_WINDOW_S = 10.0
 # take, so that a quorum that is slower than the schedule is reached in the end.
 _WINDOW_MAX_S = 120.0
 _MERGE_RETRY_S = 1.0
+# Attempts that are given up soon when a member lacks steps.
+_QUICK_ATTEMPTS = 3
 # Answers that come later than the next question are still measured; much later ones are of no use for estimates.
 _REMEMBERED = 4
 
@@ -217,6 +219,9 @@ class RoundConductor:
         slowest_s += (late_s := max(extra_s.values(), default=0.0))
         patience_s = policy.bound_steps * step_s if step_s is not None else _FIRST_WINDOW_S
         window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2 ** min(round_.attempt, 16))
+        # Who lacks work is asked again soon; but not for ever before others' answers, which take longer, can be here.
+        impatient_s = patience_s * 2 ** min(max(0, round_.attempt - _QUICK_ATTEMPTS), 16)
+        patience_s = max(patience_s, min(2 * slowest_s, impatient_s))
         round_.ask(members, now_s, patience_s=patience_s, window_s=max(window_s, 2 * slowest_s), extra_s=extra_s)
         for member in self.context.membership.live():
             if member.session is not None:

@@ -103,9 +103,11 @@ def _of_syncer(world: MachineWorld, fault: Fault) -> bool | None:
         case FaultKind.CRASH_AT_END:
             world.node.doom_end(before=fault.amount % 2 == 0, down_s=fault.lasts_s)
         case FaultKind.SNAPSHOT:
-            if world.syncer_up:
+            # While a write takes its time the state is ahead of the tape, and no driver takes one then.
+            settled = world.syncer_up and not world.node.stalled
+            if settled:
                 world.disk.snapshot(world.syncer.state)
-            return world.syncer_up
+            return settled
         case FaultKind.SLOW_DISK:
             world.node.slow_disk(0.02 * (1 + fault.amount), fault.lasts_s)
         case FaultKind.FULL_DISK:
