@@ -161,8 +161,8 @@ def _of_learner(world: MachineWorld, fault: Fault, node: LearnerNode) -> bool:
         case FaultKind.SLOW_STEPS if node.runs:
             world.change_link(node, slower=1.0, steps_slower=1.0 + fault.amount / 4, lasts_s=fault.lasts_s)
         case FaultKind.NAN if node.runs:
-            # Now and then for good, where the run can do without it: in lockstep it would never end, and says so.
-            for_good = fault.amount > 15 and world.settings.quorum < len(world.settings.links)
+            # Now and then for good; in lockstep the run would then never end, and says so.
+            for_good = fault.amount > 15 and world.settings.overlap_steps > 0
             node.go_barren(float("inf") if for_good else fault.lasts_s)
         case FaultKind.LIE if connected and node.machine.incarnation > 0:
             return tell_lie(world, node, fault.amount)

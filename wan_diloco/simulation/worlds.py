@@ -138,6 +138,7 @@ def draw_world(seed: int, attempt: int = 0) -> Trial:
         echo=rng.choice([0.0, 0.0, 0.2]),
         calm_s=_TROUBLED * length_s,
         bulk_jitter_s=rng.choice([0.0, 0.0, 0.2, 1.0]),
+        keep_updates=rng.choice([2, 8, 8]),
         decode_s=rng.choice([0.0, 0.05, 0.5]),
         skewed=rng.random() < 0.5,
         late=late,
