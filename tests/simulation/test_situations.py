@@ -386,3 +386,21 @@ def test_a_held_learner_is_let_go_when_the_step_turns_out_to_be_behind() -> None
     world.revive(world.nodes[M2])
     ends_well(world)
     assert world.syncer.state.global_step == 40
+
+
+def test_who_lacks_work_does_not_make_attempts_outrun_the_answers_of_the_others() -> None:
+    """One learner's steps have no tokens, and the two that make the quorum need longer than a quick attempt."""
+    links = (LinkProfile(delay_s=1.5, upload_s=2.0), FAST, LinkProfile(step_s=2.0, delay_s=1.5, upload_s=4.0))
+    world, _ = begin(
+        WorldSettings(links=links, num_fragments=6, overlap_steps=3, quorum=2, bound_steps=2.0, total_steps=14)
+    )
+    world.nodes[M1].go_barren(float("inf"))
+    ends_well(world)
+
+
+def test_rounds_that_lack_finite_losses_end_the_run_though_their_answers_never_meet() -> None:
+    links = (LinkProfile(step_s=1.3), LinkProfile(step_s=2.0, delay_s=1.5, upload_s=12.0))
+    world, _ = begin(WorldSettings(links=links, num_fragments=5, overlap_steps=3, total_steps=16))
+    for node in world.nodes.values():
+        node.go_barren(float("inf"))
+    ends_well(world)

@@ -43,6 +43,7 @@ class OpenRound:
         window_s: After which it is given up in any case.
         asked: Members of the current attempt.
         declined: Those of them that answered without a contribution.
+        declined_before: The same of the attempt before; what a member said there is believed until it answers again.
         attempts: When each of the last attempts asked, and how much later each member's grant makes its answer. A round
             may stay open for days, attempt after attempt.
         unmeasured: (learner, attempt) whose answers say nothing of the learner: they stood in its own queue, or the
@@ -60,6 +61,7 @@ class OpenRound:
     window_s: float = 0.0
     asked: dict[LearnerId, Incarnation] = field(default_factory=dict)
     declined: dict[LearnerId, DeclineReason] = field(default_factory=dict)
+    declined_before: dict[LearnerId, DeclineReason] = field(default_factory=dict)
     attempts: dict[int, tuple[float, dict[LearnerId, float]]] = field(default_factory=dict)
     unmeasured: set[tuple[LearnerId, int]] = field(default_factory=set)
     quorate_s: float | None = None
@@ -75,7 +77,7 @@ class OpenRound:
     ) -> None:
         """Begin a new attempt with these members."""
         self.attempt += 1
-        self.asked, self.declined = dict(members), {}
+        self.asked, self.declined_before, self.declined = dict(members), self.declined, {}
         self.asked_s, self.patience_s, self.window_s = now_s, patience_s, window_s
         self.attempts[self.attempt] = (now_s, extra_s)
         oldest = self.attempt - REMEMBERED_ATTEMPTS
@@ -106,7 +108,10 @@ class OpenRound:
 
     def is_barren(self, quorum: int) -> bool:
         """Whether there would be a quorum, if the losses of enough members were finite."""
-        able = sum(self.declined.get(learner) is not DeclineReason.NO_TOKENS for learner in self.asked)
+        # Members answer at different times, and rounds are asked at different times: all that are open need never have
+        # all their answers in one instant.
+        said = self.declined_before | self.declined
+        able = sum(said.get(learner) is not DeclineReason.NO_TOKENS for learner in self.asked)
         return able < quorum <= len(self.asked)
 
     def response_s(self, learner_id: LearnerId, attempt: int, now_s: float) -> float | None:

@@ -35,6 +35,8 @@ _FIRST_WINDOW_S = 10.0
 # take, so that a quorum that is slower than the schedule is reached in the end.
 _WINDOW_MAX_S = 120.0
 _MERGE_RETRY_S = 1.0
+# Attempts that are given up soon when a member lacks steps.
+_QUICK_ATTEMPTS = 3
 # Answers that come later than the next question are still measured; much later ones are of no use for estimates.
 _REMEMBERED = 4
 
@@ -232,6 +234,9 @@ class RoundConductor:
         extra_s = self._extra_s(round_.fragment_id, members)
         patience_s = policy.bound_steps * step_s if step_s is not None else _FIRST_WINDOW_S
         window_s = self._window_s(members, extra_s, patience_s, attempt=round_.attempt)
+        # Who lacks work is asked again soon; but not for ever before others' answers, which take longer, can be here.
+        impatient_s = patience_s * 2.0 ** min(max(0, round_.attempt - _QUICK_ATTEMPTS), 16)
+        patience_s = max(patience_s, min(2 * self._slowest_s(members, extra_s), impatient_s))
         round_.ask(members, now_s, patience_s=patience_s, window_s=window_s, extra_s=extra_s)
         late_s = max(extra_s.values(), default=0.0)
         for member in self.context.membership.live():
@@ -257,11 +262,15 @@ class RoundConductor:
         self, asked: Iterable[LearnerId], extra_s: Mapping[LearnerId, float], patience_s: float, *, attempt: int
     ) -> float:
         """How long an attempt is given, after so many others."""
-        usual = self.context.responses.estimates()
-        slowest_s = max((usual[learner].usual_s for learner in asked if learner in usual), default=0.0)
-        slowest_s += max(extra_s.values(), default=0.0)
+        slowest_s = self._slowest_s(asked, extra_s)
         window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2.0 ** min(attempt, 16))
         return max(window_s, 2 * slowest_s)
+
+    def _slowest_s(self, asked: Iterable[LearnerId], extra_s: Mapping[LearnerId, float]) -> float:
+        """Within which even the slowest usually answers."""
+        usual = self.context.responses.estimates()
+        slowest_s = max((usual[learner].usual_s for learner in asked if learner in usual), default=0.0)
+        return slowest_s + max(extra_s.values(), default=0.0)
 
     def _extra_s(self, fragment_id: FragmentId, asked: Iterable[LearnerId]) -> dict[LearnerId, float]:
         """By how much the syncer's cap makes the answer of each that is asked later."""

@@ -68,7 +68,8 @@ class SessionDesk:
             # A session that was replaced, or that never said Hello: its words have lost their meaning.
             self.context.close(session, "no standing session")
             return
-        if self.context.membership.heard(member, now_s):
+        # Who wakes only to go is not asked for anything.
+        if not isinstance(message, Goodbye) and self.context.membership.heard(member, now_s):
             self.conductor.ask_again(now_s)
         match message:
             case Report():

@@ -24,7 +24,7 @@ from wan_diloco.protocol.learner_machine import LearnerMachine
 from wan_diloco.protocol.rounds import REMEMBERED_ATTEMPTS
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.simulation.checkers import must
-from wan_diloco.simulation.world_settings import KEEP_UPDATES, WorldSettings
+from wan_diloco.simulation.world_settings import WorldSettings
 
 __all__ = ["check_learner", "check_syncer"]
 
@@ -86,7 +86,7 @@ def _sizes(machine: SyncerMachine, settings: WorldSettings, sessions: int) -> It
     for books in (state.incarnations, state.anchors, state.units, state.participation):
         yield "learners", len(books), learners
     for index in range(fragments):
-        yield f"updates of fragment {index}", len(state.updates[index]), KEEP_UPDATES
+        yield f"updates of fragment {index}", len(state.updates[index]), settings.keep_updates
         lives = {(key.learner_id, key.incarnation) for key in state.pool[index]}
         yield f"work of fragment {index}", len(state.pool[index]), _KEYS_A_LIFE * len(lives)
     owing = {(key.learner_id, key.incarnation) for pool in state.pool for key in pool}

@@ -103,9 +103,11 @@ def _of_syncer(world: MachineWorld, fault: Fault) -> bool | None:
         case FaultKind.CRASH_AT_END:
             world.node.doom_end(before=fault.amount % 2 == 0, down_s=fault.lasts_s)
         case FaultKind.SNAPSHOT:
-            if world.syncer_up:
+            # While a write takes its time the state is ahead of the tape, and no driver takes one then.
+            settled = world.syncer_up and not world.node.stalled
+            if settled:
                 world.disk.snapshot(world.syncer.state)
-            return world.syncer_up
+            return settled
         case FaultKind.SLOW_DISK:
             world.node.slow_disk(0.02 * (1 + fault.amount), fault.lasts_s)
         case FaultKind.FULL_DISK:
@@ -159,8 +161,8 @@ def _of_learner(world: MachineWorld, fault: Fault, node: LearnerNode) -> bool:
         case FaultKind.SLOW_STEPS if node.runs:
             world.change_link(node, slower=1.0, steps_slower=1.0 + fault.amount / 4, lasts_s=fault.lasts_s)
         case FaultKind.NAN if node.runs:
-            # Now and then for good, where the run can do without it: in lockstep it would never end, and says so.
-            for_good = fault.amount > 15 and world.settings.quorum < len(world.settings.links)
+            # Now and then for good; in lockstep the run would then never end, and says so.
+            for_good = fault.amount > 15 and world.settings.overlap_steps > 0
             node.go_barren(float("inf") if for_good else fault.lasts_s)
         case FaultKind.LIE if connected and node.machine.incarnation > 0:
             return tell_lie(world, node, fault.amount)

@@ -133,12 +133,12 @@ def _offers(change: Callable[[ContributionHeader], ContributionHeader]) -> Lie:
     return tell
 
 
-def _spoilt(reason: RefusalReason) -> Lie:
+def _spoilt(reason: RefusalReason, **changes: Any) -> Lie:
     """A contribution whose bytes aren't what its header says."""
 
     def tell(world: MachineWorld, node: LearnerNode) -> bool:
         assert node.session is not None
-        header = _header(world, node)
+        header = _key(**changes)(_header(world, node))
         world.tell(UploadFailed(session=node.session, header=header, reason=reason, detail="as a test"))
         return True
 
@@ -182,5 +182,6 @@ _LIES: tuple[Lie, ...] = (
     _offers(_far),
     _spoilt(RefusalReason.BAD_CHECKSUM),
     _spoilt(RefusalReason.GARBAGE),
+    _spoilt(RefusalReason.BAD_CHECKSUM, incarnation=Incarnation(99)),
 )
 NUM_LIES = len(_LIES)

@@ -55,6 +55,8 @@ _UP, _DOWN = 0, 1
 # After how long both ends give up a connection over which nothing comes back; the second may need a little longer.
 _KEEPALIVE_S = 8.0
 _KEEPALIVE_SPREAD_S = 4.0
+# How much later the last words on a broken connection come.
+_LAST_WORDS_S = 0.6
 # Of streams that break, how many break when all is there.
 _BROKEN_AND_THERE = 0.3
 
@@ -450,8 +452,8 @@ class MachineWorld:
             return
         if node.session != session:
             # What was said before a learner lost its connection may come all the same, and after its next Hello.
-            if direction == _UP and session in self._untold and not node.blocked[_UP]:
-                action()
+            if direction == _UP and not node.blocked[_UP]:
+                self.agenda.after(_LAST_WORDS_S, lambda: action() if session in self._untold else None)
             return
         if node.blocked[direction]:
             node.held[direction].append((session, action))

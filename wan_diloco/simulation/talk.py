@@ -63,6 +63,7 @@ class Talk:
         self._ended: set[SessionId] = set()
         self._heard_s: dict[LearnerId, float] = {}
         self._step_s: dict[LearnerId, float] = {}
+        self._reported: tuple[SessionId, LearnerId, float] | None = None
         self._left: set[LearnerId] = set()
         self._measured: set[tuple[LearnerId, int]] = set()
         self._meant: dict[RoundId, tuple[FragmentId, Term]] = {}
@@ -105,7 +106,7 @@ class Talk:
     def _listen(self, learner_id: LearnerId, event: LearnerSaid) -> None:
         match event.message:
             case Report() as report:
-                self._step_s[learner_id] = report.step_time_s
+                self._reported = (event.session, learner_id, report.step_time_s)
             case Goodbye():
                 self._left.add(learner_id)
             case Declined() as declined:
@@ -119,6 +120,12 @@ class Talk:
 
     def decided(self, effects: Iterable[SyncerEffect], now_s: float) -> None:
         """The machine has decided; nothing of it is done yet."""
+        effects = tuple(effects)
+        if self._reported is not None:
+            # A report that can't be true ends its session, and nothing of it is believed.
+            (session, reporter, step_s), self._reported = self._reported, None
+            if not any(isinstance(effect, CloseSession) and effect.session == session for effect in effects):
+                self._step_s[reporter] = step_s
         for effect in effects:
             match effect:
                 case Record(record=RoundClosed() as closed):

@@ -21,12 +21,12 @@ SYNCER: dict[str, tuple[str, ...]] = {
         "record LearnerAdmitted",
         "say Welcome",
         "say Refused",
-        "say Stop",
         "CloseSession",
         "record RunStarted",
         "say Start",
         *_HEARD,
         *_CLOSES,
+        *_ENDS,
     ),
     # A second report tells of the first step, with which a grace that had no bound is over.
     "Report": ("nothing", *_HEARD, *UPDATES, "CloseSession", *_CLOSES, *_ENDS),
@@ -76,7 +76,7 @@ LEARNER: dict[str, tuple[str, ...]] = {
     "BoundaryPassed": ("nothing", "say Report", "StartUpload", "say Declined", "AllowSteps", "RequestSnapshot"),
     "UpdateArrived": ("nothing", "ApplyUpdate", "say UpdateReceived"),
     "UpdateApplied": ("say UpdateReceived", "InstallUpdate"),
-    "UpdateBroken": ("say ResyncRequest",),
+    "UpdateBroken": ("nothing", "say ResyncRequest"),
     "UploadBroken": ("nothing",),
     "TimerFired": ("Connect", "say Report", "StartUpload"),
 }

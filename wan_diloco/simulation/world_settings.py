@@ -15,10 +15,9 @@ from wan_diloco.protocol.syncer_machine import SyncerSettings
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.units import GlobalStep, Incarnation, LearnerId
 
-__all__ = ["BATCH_TOKENS", "KEEP_UPDATES", "PARAMETERS", "LinkProfile", "WorldSettings"]
+__all__ = ["BATCH_TOKENS", "PARAMETERS", "LinkProfile", "WorldSettings"]
 
 BATCH_TOKENS = 100
-KEEP_UPDATES = 8
 PARAMETERS = 1000
 _CODEC = "int4"
 _RUN = "world"
@@ -54,6 +53,7 @@ class WorldSettings:
         echo: Chance that a control message of the syncer arrives twice.
         calm_s: From when on none of these chances exists any more.
         bulk_jitter_s: Added at random to each bulk transfer, up to this: they overtake each other, and control.
+        keep_updates: Publications of a fragment that the syncer stores for those who lag.
         decode_s: How long an update takes to decode.
         skewed: Each process has a clock of its own, which begins anywhere.
         late: Learners that aren't there at the start.
@@ -76,6 +76,7 @@ class WorldSettings:
     echo: float = 0.0
     calm_s: float = float("inf")
     bulk_jitter_s: float = 0.0
+    keep_updates: int = 8
     decode_s: float = 0.0
     skewed: bool = False
     late: tuple[LearnerId, ...] = ()
@@ -116,7 +117,7 @@ class WorldSettings:
         return SyncerState(
             parameters=(PARAMETERS,) * self.num_fragments,
             initial_digests=self.initial_digests,
-            keep_updates=KEEP_UPDATES,
+            keep_updates=self.keep_updates,
         )
 
     def for_syncer(self) -> SyncerSettings:

@@ -10,7 +10,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wan_diloco.simulation.checkers import Violation
 from wan_diloco.simulation.faults import SYNCER_ENDS, Fault, FaultKind
@@ -138,12 +138,18 @@ def draw_world(seed: int, attempt: int = 0) -> Trial:
         echo=rng.choice([0.0, 0.0, 0.2]),
         calm_s=_TROUBLED * length_s,
         bulk_jitter_s=rng.choice([0.0, 0.0, 0.2, 1.0]),
+        keep_updates=rng.choice([2, 8, 8]),
         decode_s=rng.choice([0.0, 0.05, 0.5]),
         skewed=rng.random() < 0.5,
         late=late,
         start_timeout_s=rng.choice([2.0, 5.0]) if late or rng.random() < 0.1 else 60.0,
     )
-    return Trial(settings=settings, faults=_faults(rng, seed, settings), seed=rng.getrandbits(32), insists=True)
+    return Trial(
+        settings=settings,
+        faults=_faults(rng, seed, settings, lasting=attempt == 0),
+        seed=rng.getrandbits(32),
+        insists=True,
+    )
 
 
 def _link(rng: random.Random, upload_max_s: float) -> LinkProfile:
@@ -162,7 +168,7 @@ def _link(rng: random.Random, upload_max_s: float) -> LinkProfile:
     )
 
 
-def _faults(rng: random.Random, seed: int, settings: WorldSettings) -> tuple[Fault, ...]:
+def _faults(rng: random.Random, seed: int, settings: WorldSettings, *, lasting: bool) -> tuple[Fault, ...]:
     kinds = [rng.choice(_OTHERS) for _ in range(rng.randint(FAULTS_MIN, FAULTS_MIN + 3))]
     kinds += [kind for kind in _OFTEN if rng.random() < 0.35]
     if seed % 2 == 0:
@@ -170,6 +176,8 @@ def _faults(rng: random.Random, seed: int, settings: WorldSettings) -> tuple[Fau
         kinds += [FaultKind.CRASH_AT_END] * (rng.random() < 0.2)
     faults = [_fault(rng, kind, rng.choice(settings.learners), settings.calm_s) for kind in kinds]
     joins = [_fault(rng, FaultKind.JOIN_LATE, learner_id, settings.calm_s) for learner_id in settings.late]
+    if not lasting:
+        faults = [replace(fault, amount=0) if fault.kind is FaultKind.NAN else fault for fault in faults]
     return tuple(sorted([*faults, *joins], key=lambda fault: fault.at_s))
 
 

@@ -20,3 +20,18 @@ def test_a_round_that_stays_open_for_days_remembers_its_last_attempts_only() -> 
     assert round_.response_s(EAST, 998, 1000.25) == 2.0, "what the grant made of it doesn't count"
     assert round_.response_s(EAST, 999, 1000.0) is None, "it stood in its own queue"
     assert round_.response_s(EAST, 998 - REMEMBERED_ATTEMPTS, 1000.0) is None, "an answer that old says nothing"
+
+
+def test_who_has_no_tokens_is_believed_until_it_answers_again() -> None:
+    """Rounds are asked at different times: their answers need never all be there in one instant."""
+    round_ = OpenRound(round_id=RoundId(1), fragment_id=FragmentId(0), due_step=GlobalStep(4), opened_s=0.0)
+    words = {"patience_s": 1.0, "window_s": 1.0, "extra_s": {}}
+    round_.ask({EAST: Incarnation(1)}, 0.0, **words)
+    round_.decline(EAST, DeclineReason.NO_TOKENS)
+    assert round_.is_barren(1)
+    round_.ask({EAST: Incarnation(1)}, 1.0, **words)
+    assert round_.is_barren(1), "it has not answered yet"
+    round_.decline(EAST, DeclineReason.BUSY)
+    assert not round_.is_barren(1)
+    round_.ask({EAST: Incarnation(1)}, 2.0, **words)
+    assert not round_.is_barren(1)

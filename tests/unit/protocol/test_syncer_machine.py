@@ -489,3 +489,13 @@ def test_an_epoch_is_kept_across_a_start() -> None:
     state = fresh_state()
     state.epoch = Epoch(3)
     assert Desk(state=state).machine.state.epoch == 3
+
+
+def test_who_wakes_after_its_lease_only_to_go_is_asked_for_nothing() -> None:
+    desk = Desk()
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    pulled(desk)
+    desk.tell(TimerFired(), after_s=60.0)
+    said = messages(desk.says(W, Goodbye(reason="enough")))
+    assert not any(isinstance(message, Pull) for message in said)
