@@ -241,7 +241,7 @@ class RoundConductor:
         usual = self.context.responses.estimates()
         slowest_s = max((usual[learner].usual_s for learner in asked if learner in usual), default=0.0)
         slowest_s += max(extra_s.values(), default=0.0)
-        window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2 ** min(attempt, 16))
+        window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2.0 ** min(attempt, 16))
         return max(window_s, 2 * slowest_s)
 
     def _extra_s(self, fragment_id: FragmentId, asked: Iterable[LearnerId]) -> dict[LearnerId, float]:
