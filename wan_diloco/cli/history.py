@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = ["History"]
 
 _RECENT_S: Final = 60.0
 _RECENT_ROUNDS_MIN: Final = 12
+
+
+class _Seen(NamedTuple):
+    at_s: float
+    merged: int
+    rounds: int
 
 
 class History:
@@ -17,7 +23,7 @@ class History:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._states: dict[str, tuple[str, float]] = {}
-        self._merged: dict[str, deque[tuple[float, int, int]]] = {}
+        self._merged: dict[str, deque[_Seen]] = {}
 
     def lasting_s(self, name: str, state: str, now_s: float) -> float:
         """How long `name` has been in `state`, which it is in now."""
@@ -37,12 +43,11 @@ class History:
             now_s: The watcher's clock.
         """
         seen = self._merged.setdefault(name, deque())
-        if not seen or seen[-1][2] != rounds:
-            seen.append((now_s, merged, rounds))
+        if not seen or seen[-1].rounds != rounds:
+            seen.append(_Seen(now_s, merged, rounds))
         # By the newest round and not by now: a run that has ended goes on to show its last minute. The run is another
         # process's; one that was taken up again may know less than before.
-        while seen[0][2] > rounds or (len(seen) > 1 and seen[1][0] <= seen[-1][0] - _RECENT_S):
+        while seen[0].rounds > rounds or (len(seen) > 1 and seen[1].at_s <= seen[-1].at_s - _RECENT_S):
             seen.popleft()
-        _, merged_before, rounds_before = seen[0]
-        lately = rounds - rounds_before
-        return (merged - merged_before) / lately if lately >= _RECENT_ROUNDS_MIN else None
+        lately = rounds - seen[0].rounds
+        return (merged - seen[0].merged) / lately if lately >= _RECENT_ROUNDS_MIN else None

@@ -145,11 +145,9 @@ def _state(condition: str, learner: Mapping[str, Any] | None, *, answering: bool
         return "starting"
     if not answering:
         return condition
-    if not learner.get("connected", True) and ended:
-        return "done"
     if not learner.get("connected", True):
         # A process that was started again, or a link that is cut: for the syncer it may be live for a while yet.
-        return "not connected"
+        return "done" if ended else "not connected"
     return "live" if learner.get("live") else "away"
 
 

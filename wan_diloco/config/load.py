@@ -226,11 +226,12 @@ def _all_sources(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
         (section, getattr(config, section)) for section in SETTINGS if section != "regions"
     ]
     tables += [(f"regions.{region.name}", region) for region in config.regions]
-    return {
-        f"{label}.{field.alias or name}": given.get(f"{label}.{field.alias or name}", _unset(table, name, field))
-        for label, table in tables
-        for name, field in type(table).model_fields.items()
-    }
+    sources = {}
+    for label, table in tables:
+        for name, field in type(table).model_fields.items():
+            key = f"{label}.{field.alias or name}"
+            sources[key] = given.get(key) or _unset(table, name, field)
+    return sources
 
 
 def _unset(table: BaseModel, name: str, field: FieldInfo) -> str:

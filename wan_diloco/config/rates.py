@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from wan_diloco.config.quantities import rate_text
 from wan_diloco.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ __all__ = ["Adopted", "LiveConfig", "adopt_rates"]
 
 # By section, the settings' names in the schema and in files.
 _OF_SYNCER: Final = {"ingress_bytes_per_s": "ingress", "egress_bytes_per_s": "egress"}
+_NO_CAP: Final = rate_text(0.0)
 _OF_REGION: Final = {"uplink_bytes_per_s": "uplink", "downlink_bytes_per_s": "downlink"}
 
 
@@ -59,7 +61,7 @@ def adopt_rates(current: RunConfig, newer: RunConfig) -> Adopted:
 
 
 def _said(rate: str) -> str:
-    return f"{rate} (no cap)" if rate.startswith("0") else rate
+    return f"{rate} (no cap)" if rate == _NO_CAP else rate
 
 
 def _other_regions(current: RunConfig, newer: RunConfig) -> Iterator[str]:

@@ -190,7 +190,7 @@ class Journal(JournalReader):
                 # One at a time, so that a power cut never leaves a hole in the middle.
                 fsync_folder(self._folder)
             with self._lock:
-                self._segments = tuple(number for number in self._segments if number != oldest)
+                self._segments = self._segments[1:]
                 if self._sealed is not None and self._sealed[0] == oldest:
                     self._forget_sealed()
             dropped.append(oldest)

@@ -113,3 +113,4 @@ def test_who_comes_later_gets_a_share_of_its_own_and_takes_it_from_the_others() 
     for session in (E, W):
         rates = [message.rate_bytes_per_s for message in messages(effects, session) if isinstance(message, Pace)]
         assert rates[-1] == CAP / 2
+    assert not [message for message in messages(effects, E) if isinstance(message, Pull) and message.window_s < 19]

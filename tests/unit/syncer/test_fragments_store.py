@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 import torch
 
-from tests.support.syncer import contribution, maths_of, small_delta, tiny_config
+from tests.support.syncer import close, contribution, maths_of, open_tiny, small_delta, tiny_config
 from wan_diloco.algorithm.codec import Payload
 from wan_diloco.errors import CheckpointError, JournalError, NonFiniteError
 from wan_diloco.models import build_model, model_tensors
-from wan_diloco.protocol.tape import MergeEntry
+from wan_diloco.protocol.tape import MergeEntry, RunStarted
+from wan_diloco.storage import load_snapshot, tensor_file
 from wan_diloco.syncer.fragments_store import (
     FragmentStore,
     InspectedSource,
@@ -17,6 +21,9 @@ from wan_diloco.syncer.fragments_store import (
     published_tensors,
     snapshot_tensors,
 )
+from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
+from wan_diloco.syncer.snapshots import SnapshotKeeper
+from wan_diloco.syncer.workers import Workers
 from wan_diloco.units import Epoch, FragmentId, GlobalStep, Version
 
 FIRST = FragmentId(0)
@@ -159,6 +166,53 @@ def test_tensors_of_a_snapshot_come_back_to_the_same_values():
         assert (old.version, old.digest) == (new.version, new.digest)
         assert torch.equal(old.exact_N, new.exact_N)
         assert torch.equal(old.momentum_N, new.momentum_N)
+
+
+def test_a_snapshot_that_is_written_slowly_has_nothing_of_a_later_merge_in_it(tmp_path, monkeypatch):
+    """Merges go on in place while a slow disk takes the state of an earlier one; another snapshot is skipped."""
+    config = tiny_config()
+    maths, restored = maths_of(config), open_tiny(tmp_path / "state", config)
+    store, state = restored.store, restored.state
+    writing, goes_on = threading.Event(), threading.Event()
+    write_all = tensor_file.write_all
+
+    def slow(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        writing.set()
+        assert goes_on.wait(10)
+        return write_all(descriptor, buffers, offset)
+
+    async def scenario() -> None:
+        workers = Workers.threads(1)
+        keeper = JournalKeeper(restored.journal, workers, TapeMirror(tmp_path / "tape.jsonl"), None, lambda _: None)
+        folder = tmp_path / "state" / "snapshots"
+        snapshots = SnapshotKeeper(folder, config.agreement(), keeper, workers, sequence=0, floor=1)
+        started = RunStarted(present=(), absent=())
+        await keeper.record([started], durable=True)
+        capture = snapshots.capture(state, store)
+        assert capture is not None
+        manifest = dict(capture.manifest)
+        expected = {name: tensor.clone() for name, tensor in snapshot_tensors(store.values()).items()}
+        monkeypatch.setattr(tensor_file, "write_all", slow)
+        async with asyncio.TaskGroup() as group:
+            written = group.create_task(snapshots.write(capture))
+            assert await asyncio.to_thread(writing.wait, 10)
+            for version in (V1, V2):
+                store.install(_merge(maths, store, to_version=version, copy=False))
+            await keeper.record([started], durable=True)
+            assert snapshots.capture(state, store) is None
+            assert snapshots.skipped == 1
+            goes_on.set()
+        assert written.result() == ""
+        loaded = load_snapshot(folder, "state-1")
+        assert loaded.manifest == manifest
+        assert loaded.tensors.keys() == expected.keys()
+        assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in expected.items())
+        now = snapshot_tensors(store.values())
+        assert [name for name in expected if not torch.equal(now[name], expected[name])], "they did go on"
+        workers.shutdown()
+
+    asyncio.run(scenario())
+    close(restored)
 
 
 def test_a_snapshot_without_a_tensor_is_refused_by_its_name():

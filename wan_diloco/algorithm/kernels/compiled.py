@@ -144,11 +144,12 @@ def entry(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
 
     def compile_now(function: _Function) -> _Function:
         function.__qualname__ = f"{function.__qualname__}-{_SOURCES}"
-        if _is_kept(function):
-            # Nobody is waited for: a syncer that comes back must not hang on whoever compiles something else.
-            return cast("_Function", _compiled(function, result(*arguments)))
-        with _one_at_a_time():
-            _say_once()
+        with contextlib.ExitStack() as held:
+            # Who finds it waits for nobody: a syncer that comes back must not hang on whoever compiles something else.
+            if not _is_kept(function):
+                held.enter_context(_one_at_a_time())
+                if not _is_kept(function):
+                    _say_once()
             return cast("_Function", _compiled(function, result(*arguments)))
 
     return compile_now
@@ -162,10 +163,13 @@ def _say_once() -> None:
 def _is_kept(function: Any) -> bool:
     """Whether there is machine code of it; it may still turn out to be damaged."""
     with contextlib.suppress(Exception):  # as below
-        # Not compiled, this one only knows where the files are.
-        lazy: Any = numba.njit(cache=True, **_HOW)(function)
-        return any(Path(lazy.stats.cache_path).glob(f"*{glob.escape(function.__qualname__)}*.nbi"))
+        return any(Path(_uncompiled(function).stats.cache_path).glob(f"*{glob.escape(function.__qualname__)}*.nbi"))
     return False
+
+
+def _uncompiled(function: Any) -> Any:
+    """Knows where the files are, and nothing else."""
+    return numba.njit(cache=True, **_HOW)(function)
 
 
 def _compiled(function: Any, signature: Any) -> Any:
@@ -174,6 +178,5 @@ def _compiled(function: Any, signature: Any) -> Any:
         with contextlib.suppress(Exception):
             return numba.njit(signature, cache=True, **_HOW)(function)
         with contextlib.suppress(Exception):
-            lazy: Any = numba.njit(cache=True, **_HOW)(function)
-            lazy._cache.flush()  # noqa: SLF001 - numba has no other way
+            _uncompiled(function)._cache.flush()  # noqa: SLF001 - numba has no other way
     return numba.njit(signature, **_HOW)(function)
