@@ -91,6 +91,7 @@ def hello(
     layout: tuple[str, ...] = TERMS.layout,
     settings: tuple[tuple[str, str], ...] = TERMS.settings,
     initial_digests: tuple[str, ...] = TERMS.initial_digests,
+    life_id: str = "",
 ) -> Hello:
     """A Hello that `TERMS` agree with, but for what is given."""
     return Hello(
@@ -103,6 +104,7 @@ def hello(
         initial_digests=initial_digests,
         local_step=LocalStep(local_step),
         tokens=local_step * BATCH_TOKENS,
+        life_id=life_id,
     )
 
 

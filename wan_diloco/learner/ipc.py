@@ -57,6 +57,7 @@ class LearnerPosition:
 
     Attributes:
         incarnation: 0 before the syncer has given one.
+        life_id: Of the training process; see `Hello`.
         local_step, tokens, unit: Cumulative counters.
         initial_digests: Of each fragment of the initial weights.
         has_trained: Whether this life has taken a step.
@@ -74,6 +75,7 @@ class LearnerPosition:
     moments_step: int | None = None
     state_bytes: int = 0
     state_layout: str = ""
+    life_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

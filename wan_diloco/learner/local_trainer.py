@@ -75,9 +75,12 @@ class LocalTrainer:
         replica: What takes the steps; its weights are the initial ones, and become the base of every fragment.
         layout: The run's fragments.
         slots: For values; the initial ones are put into them.
+        life_id: Drawn by chance for this process; see `Hello`.
     """
 
-    def __init__(self, config: RunConfig, replica: Replica, layout: Layout, slots: FragmentSlots) -> None:
+    def __init__(
+        self, config: RunConfig, replica: Replica, layout: Layout, slots: FragmentSlots, *, life_id: str = ""
+    ) -> None:
         """Stand at step 0 of a first life, with no leave to take steps."""
         self._run = config.run.name
         self._sync = config.sync
@@ -91,7 +94,7 @@ class LocalTrainer:
         for fragment in layout.fragments:
             read_fragment(fragment, replica.parameters, slots.published(fragment.fragment_id, 0))
         self._initial_digests = tuple(digest(slots.published(index, 0)) for index in range(slots.num_fragments))
-        self._incarnation = Incarnation(0)
+        self._incarnation, self._life_id = Incarnation(0), life_id
         self._local_step, self._tokens, self._unit = LocalStep(0), 0, 0
         self._anchor, self._total_steps = 0, config.total_steps
         self._until_step: LocalStep | None = LocalStep(0)
@@ -135,6 +138,7 @@ class LocalTrainer:
         """What an uplink must know that is started now."""
         return LearnerPosition(
             incarnation=self._incarnation,
+            life_id=self._life_id,
             local_step=self._local_step,
             tokens=self._tokens,
             unit=self._unit,

@@ -6,6 +6,7 @@ No call in the loop waits for the network or for the uplink; the only wait is fo
 from __future__ import annotations
 
 import random
+import secrets
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -184,7 +185,7 @@ def run_learner(
         replica = Replica(config, build_model(config), open_shard(config, index))
         state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
         slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments], state_bytes)
-        trainer = LocalTrainer(config, replica, layout, slots)
+        trainer = LocalTrainer(config, replica, layout, slots, life_id=secrets.token_hex(16))
         folder = checkpoint_folder(run_folder, region)
         # A second learner of the region would fence the first at the syncer: refused before it says a word.
         with FolderLock(folder.parent, f"learner of {region}"):

@@ -62,6 +62,7 @@ def learner_machine(
         layout=layout.lines(),
         settings=config.agreement(),
         initial_digests=position.initial_digests,
+        life_id=position.life_id,
     )
     fragments = [
         FragmentState(

@@ -326,7 +326,7 @@ LearnerEffect = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a learner is, as it says in its Hello."""
+    """Who a learner is, as it says in its Hello: see there."""
 
     run: str
     learner_id: LearnerId
@@ -334,3 +334,4 @@ class Identity:
     layout: tuple[str, ...]
     settings: tuple[tuple[str, str], ...]
     initial_digests: tuple[str, ...]
+    life_id: str = ""

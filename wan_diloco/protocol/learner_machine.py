@@ -209,6 +209,7 @@ class LearnerMachine:
             initial_digests=identity.initial_digests,
             local_step=counters.local_step,
             tokens=counters.tokens,
+            life_id=identity.life_id,
         )
         self.context.effects.append(SendToSyncer(message=hello))
 

@@ -124,6 +124,8 @@ class Hello:
         settings: The settings that all ends must share, as (key, canonical value), sorted.
         initial_digests: Digest of each fragment of the initial weights, in order.
         local_step, tokens: The learner's counters at the start of this session.
+        life_id: Drawn by chance for each training process: whoever asks for a new life again before it was told of the
+            first gets that one. Without any, each Hello asks for another.
     """
 
     protocol_version: int
@@ -135,6 +137,7 @@ class Hello:
     initial_digests: tuple[str, ...]
     local_step: LocalStep
     tokens: int
+    life_id: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what no learner sends."""

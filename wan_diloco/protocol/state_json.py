@@ -17,7 +17,7 @@ from wan_diloco.units import Epoch, Incarnation, LearnerId, Term, Version
 __all__ = ["state_from_json", "state_to_json"]
 
 # Rises with any change of this form; an unknown one is refused rather than guessed at.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def state_to_json(state: SyncerState) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def state_to_json(state: SyncerState) -> dict[str, Any]:
         "global_step": state.global_step,
         "next_round": state.next_round,
         "incarnations": to_json(state.incarnations),
+        "life_ids": to_json(state.life_ids),
         "anchors": to_json(state.anchors),
         "versions": to_json(state.versions),
         "digests": list(state.digests),
@@ -71,6 +72,7 @@ def state_from_json(data: dict[str, Any]) -> SyncerState:
             next_round=int(data["next_round"]),
         )
         state.incarnations = from_json(dict[LearnerId, Incarnation], data["incarnations"])
+        state.life_ids = from_json(dict[LearnerId, str], data["life_ids"])
         state.anchors = from_json(dict[LearnerId, int], data["anchors"])
         state.versions = list(from_json(tuple[Version, ...], data["versions"]))
         state.digests = list(from_json(tuple[str, ...], data["digests"]))

@@ -115,10 +115,19 @@ class SessionDesk:
             self.context.close(session, "the run has ended")
             return
         incarnation = hello.incarnation
-        if not incarnation:
+        if not incarnation and hello.life_id and state.life_ids.get(hello.learner_id) == hello.life_id:
+            # It has not heard of its life yet. A Hello that was held up on a connection it has given up since must not
+            # begin another, which nobody would live and which would fence the one that somebody does.
+            incarnation = state.incarnations[hello.learner_id]
+        begins = not incarnation
+        if begins:
             incarnation = Incarnation(state.incarnations.get(hello.learner_id, 0) + 1)
             record = LearnerAdmitted(
-                learner_id=hello.learner_id, incarnation=incarnation, local_step=hello.local_step, tokens=hello.tokens
+                learner_id=hello.learner_id,
+                incarnation=incarnation,
+                local_step=hello.local_step,
+                tokens=hello.tokens,
+                life_id=hello.life_id,
             )
             self.context.record(record, durable=True)
             self.context.responses.forget(hello.learner_id)
@@ -127,7 +136,7 @@ class SessionDesk:
         )
         if earlier is not None:
             self.context.close(earlier, "a newer session of the same learner")
-        self.context.downlink.connected(hello.learner_id, new_life=not hello.incarnation)
+        self.context.downlink.connected(hello.learner_id, new_life=begins)
         member = self.context.membership.members[hello.learner_id]
         welcome = Welcome(
             incarnation=incarnation,

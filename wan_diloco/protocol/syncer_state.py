@@ -90,6 +90,7 @@ class SyncerState:
     Attributes:
         parameters: Of each fragment.
         incarnations: The life that stands of each learner ever admitted.
+        life_ids: Of the processes that live them.
         anchors: Of each live member, as of the last change of membership.
         versions, digests: Published, of each fragment.
         updates: Stored publications of each fragment, oldest first, at most `keep_updates`.
@@ -111,6 +112,7 @@ class SyncerState:
     global_step: int = 0
     next_round: int = 0
     incarnations: dict[LearnerId, Incarnation] = field(default_factory=dict)
+    life_ids: dict[LearnerId, str] = field(default_factory=dict)
     anchors: dict[LearnerId, int] = field(default_factory=dict)
     versions: list[Version] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
@@ -144,6 +146,7 @@ class SyncerState:
                 self.next_round = max(self.next_round, record.next_round)
             case LearnerAdmitted():
                 self.incarnations[record.learner_id] = record.incarnation
+                self.life_ids[record.learner_id] = record.life_id
                 self.anchors.pop(record.learner_id, None)
                 position = Amount(record.local_step, record.tokens)
                 self.ledger.admit(record.learner_id, record.incarnation, position)

@@ -46,12 +46,17 @@ class SyncerStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerAdmitted:
-    """A new life of a learner; lower incarnations are refused from now on."""
+    """A new life of a learner; lower incarnations are refused from now on.
+
+    Attributes:
+        life_id: Of the process that asked for it; see `Hello`.
+    """
 
     learner_id: LearnerId
     incarnation: Incarnation
     local_step: LocalStep
     tokens: int
+    life_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

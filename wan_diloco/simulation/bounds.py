@@ -5,7 +5,8 @@ With M learners, P fragments, U uploads under way a learner, and R rounds in pro
     rounds in progress, verdicts, retries       R          queue                     P
     stored updates of a fragment                keep_updates
     what is remembered of a round               attempts remembered x M
-    journalled work of a fragment               2 a life: on the current base, and on the one before
+    journalled work of a fragment               2 a life: on the current base, and on the one before; and 1 for each
+                                                time that it took the published value anew
     lives in the ledger                         M, and those of which journalled work is left
     intervals of a life and fragment            1 running, 2 ended; sealed 4
     sessions that are ending                    those whose end the driver hasn't told yet
@@ -18,7 +19,7 @@ with lives that come and go while no quorum is reached, by an upload each; nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from wan_diloco.protocol.learner_machine import LearnerMachine
 from wan_diloco.protocol.rounds import REMEMBERED_ATTEMPTS
@@ -36,18 +37,19 @@ _REASONS = 5
 _ASKED_ROUNDS = 4
 
 
-def check_syncer(machine: SyncerMachine, settings: WorldSettings, sessions: int) -> None:
+def check_syncer(machine: SyncerMachine, settings: WorldSettings, sessions: int, resyncs: Sequence[int]) -> None:
     """Of a syncer.
 
     Args:
         machine: It.
         settings: The run.
         sessions: Connections of which the machine wasn't told that they ended.
+        resyncs: Of each fragment, how often learners took the published value whatever they had.
 
     Raises:
         Violation: Something is larger than it may ever be.
     """
-    for name, size, most in _sizes(machine, settings, sessions):
+    for name, size, most in _sizes(machine, settings, sessions, resyncs):
         must(size <= most, f"the syncer keeps {size} of {name}, at most {most} may be")
 
 
@@ -66,7 +68,9 @@ def check_learner(machine: LearnerMachine, uploads_max: int) -> None:
     must(not machine.context.effects, "a learner keeps effects that it has given")
 
 
-def _sizes(machine: SyncerMachine, settings: WorldSettings, sessions: int) -> Iterator[tuple[str, int, int]]:
+def _sizes(
+    machine: SyncerMachine, settings: WorldSettings, sessions: int, resyncs: Sequence[int]
+) -> Iterator[tuple[str, int, int]]:
     context, conductor, state = machine.context, machine.conductor, machine.state
     learners, fragments = len(settings.learners), settings.num_fragments
     rounds = context.settings.rounds_max
@@ -88,7 +92,7 @@ def _sizes(machine: SyncerMachine, settings: WorldSettings, sessions: int) -> It
     for index in range(fragments):
         yield f"updates of fragment {index}", len(state.updates[index]), settings.keep_updates
         lives = {(key.learner_id, key.incarnation) for key in state.pool[index]}
-        yield f"work of fragment {index}", len(state.pool[index]), _KEYS_A_LIFE * len(lives)
+        yield f"work of fragment {index}", len(state.pool[index]), _KEYS_A_LIFE * len(lives) + resyncs[index]
     owing = {(key.learner_id, key.incarnation) for pool in state.pool for key in pool}
     owing |= {
         (entry.header.key.learner_id, entry.header.key.incarnation)

@@ -7,7 +7,7 @@ who is named in a round, is in `talk`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wan_diloco.protocol.events import Record, StartMerge, SyncerEffect
 from wan_diloco.protocol.ledger import Amount
@@ -17,6 +17,7 @@ from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import (
     ContributionDiscarded,
     ContributionJournalled,
+    ContributionsLost,
     FragmentPublished,
     LearnerAdmitted,
     MergeEntry,
@@ -120,6 +121,8 @@ class Invariants:
                 must(gone == record.header, f"{record.header.key} is discarded and not in the journal")
             case RoundClosed():
                 self._closed(record)
+            case ContributionsLost():
+                self._lost(record)
             case FragmentPublished():
                 self._published(record)
             case RunEnded():
@@ -232,6 +235,19 @@ class Invariants:
         if entry.staleness == 0:
             self.fresh_in.setdefault(key.learner_id, []).append((key.fragment_id, record.to_version.count))
             self.fresh_at.setdefault(key.learner_id, []).append((key.fragment_id, entry.header.step_hi))
+
+    def _lost(self, record: ContributionsLost) -> None:
+        closed = self.merging_now.pop(record.fragment_id, None)
+        must(closed is not None, f"fragment {record.fragment_id} loses contributions without a round")
+        assert closed is not None
+        left = tuple(entry for entry in closed.entries if entry.header.key not in record.keys)
+        must(len(left) == len(closed.entries) - len(record.keys) < len(closed.entries), "what is lost wasn't there")
+        if left:
+            self.merging_now[record.fragment_id] = replace(closed, entries=left)
+        for key in record.keys:
+            # A later contribution of that key contains all of its work, and may be merged.
+            self.merged.discard(key)
+            self.covered[key.learner_id, int(key.incarnation), key.fragment_id] = key.step_lo
 
     def _published(self, record: FragmentPublished) -> None:
         closed = self.merging_now.pop(record.fragment_id, None)

@@ -150,7 +150,7 @@ def _of_learner(world: MachineWorld, fault: Fault, node: LearnerNode) -> bool:
         case FaultKind.LEAVE if connected and not node.is_frozen:
             node.leave()
             world.agenda.after(fault.lasts_s, lambda: _revive(world, node))
-        case FaultKind.UPLINK if node.runs and not node.is_frozen and node.machine.incarnation > 0:
+        case FaultKind.UPLINK if node.runs and not node.is_frozen:
             world.restart_uplink(node)
         case FaultKind.HANG:
             return node.freeze(fault.lasts_s)

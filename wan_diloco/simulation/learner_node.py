@@ -46,6 +46,7 @@ from wan_diloco.protocol.events import (
 )
 from wan_diloco.protocol.learner_machine import FragmentState, LearnerMachine
 from wan_diloco.protocol.messages import ContributionHeader, Goodbye, LearnerMessage, RefusalReason, SegmentKind
+from wan_diloco.protocol.rejoin_messages import StateSettled
 from wan_diloco.simulation.agenda import Agenda
 from wan_diloco.simulation.bounds import check_learner
 from wan_diloco.simulation.checkers import Invariants, must
@@ -113,6 +114,8 @@ class LearnerNode:
         tokens: Trained on; steps whose loss isn't finite have none.
         uploads: Contributions on their way.
         moments: What its inner moments are, a symbol: whose, and as of which of its steps; empty while it has none.
+        moments_step: The global step that they are of.
+        pinned: What it has to give, a symbol: whose, and as of which of its steps.
         steps_s: (time, local step) of each boundary.
 
     Args:
@@ -141,6 +144,8 @@ class LearnerNode:
         self.installed_at = [(0, 0)] * settings.num_fragments
         self.uploads: set[ContributionHeader] = set()
         self.moments = ""
+        self.moments_step: int | None = None
+        self.pinned = ""
         self.local_step = 0
         self.tokens = 0
         self._barren_until_s = 0.0
@@ -150,6 +155,7 @@ class LearnerNode:
         self._world = world
         self._uploads_max = settings.uploads_max
         self._rng = rng
+        self._life_id = f"{rng.getrandbits(64):016x}"
         self.machine = self._new_machine(Incarnation(0))
         self._clock_s = world.clock_step_s + (rng.uniform(0.0, _CLOCK_MAX_S) if settings.skewed else 0.0)
         self._reached_s = float("-inf")
@@ -158,7 +164,8 @@ class LearnerNode:
         self._announced: set[ContributionHeader] = set()
         self._wanted: set[FragmentId] = set()
         self._pin = 0
-        self._pinned = ""
+        # Whether it has said what its moments are; none of its steps may come before.
+        self._settled = False
         self._moments_of: InstallMoments | None = None
         self._allowed: LocalStep | None = LocalStep(0)
         self._stepping = False
@@ -229,12 +236,14 @@ class LearnerNode:
         ]
         return LearnerMachine(
             settings.for_learner(),
-            replace(settings.identity(self.learner_id), incarnation=incarnation),
+            replace(settings.identity(self.learner_id), incarnation=incarnation, life_id=self._life_id),
             states,
             local_step=LocalStep(self.local_step),
             tokens=self.tokens,
             unit=self.local_step,
             rng=self._rng,
+            joined=self.local_step > 0,
+            moments_step=self.moments_step,
         )
 
     def _thaw(self) -> None:
@@ -275,6 +284,7 @@ class LearnerNode:
                 case Connect():
                     self._world.connect(self)
                 case SendToSyncer():
+                    self._settled |= isinstance(effect.message, StateSettled)
                     self._world.say(self, effect.message)
                 case RequestSnapshot():
                     self._wanted.add(effect.fragment_id)
@@ -293,8 +303,10 @@ class LearnerNode:
                 case PinState():
                     self._pin = effect.number
                 case DescribeState():
+                    # Of steps without a finite loss moments aren't finite either.
+                    finite = self._world.agenda.now_s >= self._barren_until_s
                     described = StateDescribed(
-                        number=effect.number, size_bytes=8 * PARAMETERS, digest=self._pinned, finite=True
+                        number=effect.number, size_bytes=8 * PARAMETERS, digest=self.pinned, finite=finite
                     )
                     self._later(0.0, partial(self._handle, described))
                 case GiveState() | EndGiving():
@@ -304,7 +316,7 @@ class LearnerNode:
                 case InstallMoments():
                     self._moments_of = effect
                 case ReleaseState():
-                    self._pinned = ""
+                    self.pinned = ""
                 case SetPace() | LimitUplink() | SetRoundTrip() | ShowReason():
                     pass
                 case ExitLearner():
@@ -354,6 +366,7 @@ class LearnerNode:
     def _boundary(self, *, stepped: bool) -> None:
         """What the training loop does between two steps."""
         self._stepping = False
+        must(self._settled or not stepped, f"{self.learner_id} takes a step before it has its moments")
         self.local_step += stepped
         finite = self._world.agenda.now_s >= self._barren_until_s
         self.tokens += BATCH_TOKENS * (stepped and finite)
@@ -361,10 +374,10 @@ class LearnerNode:
         wanted, self._wanted = sorted(self._wanted), set()
         pin, self._pin = self._pin, 0
         if pin:
-            self._pinned = f"{self.learner_id}:{self.machine.incarnation}:{self.local_step}"
+            self.pinned = f"{self.learner_id}:{self.machine.incarnation}:{self.local_step}"
         taken, self._moments_of = self._moments_of, None
         if taken is not None:
-            self.moments = f"{taken.donor}@{taken.global_step}"
+            self.moments, self.moments_step = f"{taken.donor}@{taken.global_step}", taken.global_step
         if self._allowed is None or self.local_step < self._allowed:
             self._stepping = True
             self._later(self.link.step_s, lambda: self._boundary(stepped=True))

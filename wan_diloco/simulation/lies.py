@@ -11,18 +11,44 @@ from wan_diloco.protocol.messages import (
     PROTOCOL_VERSION,
     ContributionHeader,
     ContributionKey,
+    Declined,
+    DeclineReason,
     Hello,
+    LearnerMessage,
     RefusalReason,
     Report,
+    ResyncRequest,
+    UpdateReceived,
+)
+from wan_diloco.protocol.rejoin_messages import (
+    MomentsSource,
+    StateDeclined,
+    StateManifest,
+    StateReady,
+    StateRefusal,
+    StateSettled,
+    StateWanted,
 )
 from wan_diloco.simulation.learner_node import LearnerNode
 from wan_diloco.simulation.machines import MachineWorld
 from wan_diloco.simulation.world_settings import BATCH_TOKENS
-from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
+from wan_diloco.units import (
+    Epoch,
+    FragmentId,
+    GlobalStep,
+    Incarnation,
+    LearnerId,
+    LocalStep,
+    RoundId,
+    TransferId,
+    Version,
+)
 
 __all__ = ["NUM_LIES", "tell_lie"]
 
 _FIRST = FragmentId(0)
+_NO_FRAGMENT = FragmentId(99)
+_NO_TRANSFER = TransferId(99)
 # Beyond all that a session may claim at once.
 _LEAP_STEPS = 10**6
 
@@ -84,11 +110,12 @@ def _twice(world: MachineWorld, node: LearnerNode) -> bool:
     return world.stranger([replace(hello, run="another"), hello])
 
 
-def _without_hello(world: MachineWorld, node: LearnerNode) -> bool:
-    return world.stranger([_report(node, 0)])
+def _without_hello(message: LearnerMessage) -> Lie:
+    """Somebody says what only who was welcomed may say."""
+    return lambda world, _: world.stranger([message])
 
 
-def _says(message: Callable[[MachineWorld, LearnerNode], Hello | Report]) -> Lie:
+def _says(message: Callable[[MachineWorld, LearnerNode], LearnerMessage]) -> Lie:
     """A message on the learner's own control stream."""
 
     def tell(world: MachineWorld, node: LearnerNode) -> bool:
@@ -157,6 +184,18 @@ def _far(header: ContributionHeader) -> ContributionHeader:
     )
 
 
+_STATE = StateManifest(global_step=GlobalStep(0), versions=(), layout="a layout", size_bytes=8, digest="d")
+_OF_WELCOMED: tuple[LearnerMessage, ...] = (
+    Report(local_step=LocalStep(0), tokens=0, step_time_s=1.0, loss=None, learning_rate=0.0, fragments=()),
+    Declined(round_id=RoundId(0), attempt=1, fragment_id=_FIRST, reason=DeclineReason.BUSY),
+    UpdateReceived(fragment_id=_FIRST, version=Version(Epoch(0), 0), resync=0),
+    ResyncRequest(fragment_id=_FIRST, reason=RefusalReason.DIGEST),
+    StateWanted(failed=_NO_TRANSFER, digest=""),
+    StateReady(transfer=_NO_TRANSFER, manifest=_STATE),
+    StateDeclined(transfer=_NO_TRANSFER, reason=StateRefusal.BUSY),
+    StateSettled(source=MomentsSource.NONE, donor=LearnerId(""), global_step=GlobalStep(0)),
+)
+
 _LIES: tuple[Lie, ...] = (
     _stranger(learner_id=LearnerId("nobody")),
     _stranger(incarnation=Incarnation(99)),
@@ -166,13 +205,16 @@ _LIES: tuple[Lie, ...] = (
     _stranger(settings=(("a", "different setting"),)),
     _stranger(settings=(("a", "setting"), ("b", "one more"))),
     _stranger(initial_digests=("other weights",)),
-    _without_hello,
+    *(_without_hello(message) for message in _OF_WELCOMED),
     _twice,
     _says(_hello),
     _says(lambda _, node: _report(node, _LEAP_STEPS)),
+    _says(lambda _world, _node: ResyncRequest(fragment_id=_NO_FRAGMENT, reason=RefusalReason.DIGEST)),
+    _says(lambda _world, _node: StateReady(transfer=_NO_TRANSFER, manifest=_STATE)),
+    _says(lambda _world, _node: StateDeclined(transfer=_NO_TRANSFER, reason=StateRefusal.BUSY)),
     _offers(_key(learner_id=LearnerId("nobody"))),
     _offers(_key(incarnation=Incarnation(99))),
-    _offers(_key(fragment_id=FragmentId(99))),
+    _offers(_key(fragment_id=_NO_FRAGMENT)),
     _offers(lambda header: replace(header, codec="morse")),
     _offers(lambda header: replace(header, codes_bytes=header.codes_bytes + 1)),
     _offers(lambda header: replace(header, step_hi=header.key.step_lo, tokens_hi=header.tokens_lo)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from wan_diloco.protocol.events import EndGiving, FetchState, GiveState, StateBroken, StateFetched
+from wan_diloco.protocol.events import EndGiving, FetchState, GiveState, StateBroken, StateFetched, StateProgress
+from wan_diloco.simulation.checkers import must
 
 if TYPE_CHECKING:
     from wan_diloco.protocol.events import SessionId
@@ -58,19 +59,30 @@ class StateExchange:
             self.gives[effect.transfer] = (node, node.session)
 
     def fetch(self, node: LearnerNode, effect: FetchState) -> None:
-        """A learner takes a state, for as long as several contributions take; it comes whole or not at all."""
+        """A learner takes a state, for as long as several contributions take: whole, or not, or it comes to a stop."""
         session, transfer = node.session, effect.offer.transfer
+        world = self._world
+        duration_s = _STATE_UPLOADS * node.link.upload_s + 2 * world.delay_s(node)
+
+        def advance() -> None:
+            if node.session == session:
+                node.handle(StateProgress(transfer=transfer))
 
         def end() -> None:
             giver, giving = self.gives.pop(transfer, (None, None))
             whole = giver is not None and giver.runs and giver.session == giving and node.session == session
             if whole and session is not None and self._joins(session, transfer):
+                assert giver is not None
+                must(
+                    giver.pinned == effect.offer.manifest.digest, f"{giver.learner_id} gives other moments than it said"
+                )
                 node.handle(StateFetched(transfer=transfer))
             else:
                 node.handle(StateBroken(transfer=transfer, reason="lost"))
 
-        duration_s = _STATE_UPLOADS * node.link.upload_s + 2 * self._world.delay_s(node)
-        self._world.agenda.after(duration_s, end)
+        world.agenda.after(duration_s / 2, advance)
+        if not world.happens(world.settings.drop / 2):
+            world.agenda.after(duration_s, end)
 
     def _joins(self, session: SessionId, transfer: TransferId) -> bool:
         world = self._world

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from wan_diloco.protocol.events import (
+    ContributionsUnreadable,
     EndRun,
     ExitLearner,
     MergeFailed,
@@ -270,7 +271,11 @@ class SyncerNode:
         network.invariants.balanced(self.machine)
         # What is kept for ever is there at the next look too. What the machine will be told next it can't know yet.
         if len(self.inputs) % _BOUNDS_EVERY == 0:
-            check_syncer(self.machine, network.settings, network.num_sessions + len(self._inbox))
+            resyncs = [
+                sum(node.resyncs[index] for node in network.everybody)
+                for index in range(network.settings.num_fragments)
+            ]
+            check_syncer(self.machine, network.settings, network.num_sessions + len(self._inbox), resyncs)
         self._timer += 1
         deadline_s, number = self.machine.deadline_s(), self._timer
         if deadline_s is not None:
@@ -338,6 +343,10 @@ class SyncerNode:
         network = self._network
         if network.happens(network.settings.merge_fails) or network.agenda.now_s < self._full_until_s:
             self.tell(MergeFailed(round_id=effect.round_id, reason="the disk is full"))
+            return
+        rotten = tuple(entry.header.key for entry in effect.entries if network.happens(network.settings.rot))
+        if rotten:
+            self.tell(ContributionsUnreadable(round_id=effect.round_id, keys=rotten))
             return
         names = [(entry.header.key, entry.header.step_hi, entry.staleness) for entry in effect.entries]
         text = repr((self.published[effect.fragment_id], effect.to_version, names))

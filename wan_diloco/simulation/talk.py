@@ -22,8 +22,10 @@ from wan_diloco.protocol.events import (
     UploadStored,
 )
 from wan_diloco.protocol.messages import Acknowledged, Declined, Goodbye, Hello, Pull, Report, Welcome
+from wan_diloco.protocol.rejoin_messages import Donate, DonationOver
 from wan_diloco.protocol.tape import RoundClosed
 from wan_diloco.simulation.checkers import Invariants, must
+from wan_diloco.simulation.donations import Donations
 from wan_diloco.simulation.world_settings import WorldSettings
 from wan_diloco.units import FragmentId, LearnerId, RoundId, Term
 
@@ -57,7 +59,10 @@ class Talk:
         self._settings = settings
         self._invariants = invariants
         self.longest_s = 0.0
+        self._donations = Donations(invariants, settings.joiners_max)
         self._hellos: dict[SessionId, Hello] = {}
+        # Which process was given which life, of those that were given a new one last.
+        self._born: dict[LearnerId, tuple[str, int]] = {}
         self._lives: dict[SessionId, tuple[LearnerId, int]] = {}
         self._standing: dict[LearnerId, SessionId] = {}
         self._ended: set[SessionId] = set()
@@ -73,6 +78,7 @@ class Talk:
         """The syncer is another process: all sessions are gone; whoever was there has a lease to come back."""
         for books in (self._hellos, self._lives, self._standing, self._ended, self._measured, self._step_s):
             books.clear()
+        self._donations.restarted()
         self._heard_s = dict.fromkeys(self._heard_s, now_s)
 
     # ---- what goes into the machine --------------------------------------------------------------
@@ -84,6 +90,7 @@ class Talk:
                 life = self._lives.pop(event.session, None)
                 self._hellos.pop(event.session, None)
                 self._ended.discard(event.session)
+                self._donations.gone(event.session)
                 if life is not None and self._standing.get(life[0]) == event.session:
                     del self._standing[life[0]]
             case LearnerSaid() if isinstance(event.message, Hello):
@@ -134,6 +141,10 @@ class Talk:
                     self._asked(effect.session, pull, now_s)
                 case SendToLearner(message=Welcome() as welcome):
                     self._welcomed(effect.session, welcome, now_s)
+                case SendToLearner(message=Donate() as donate):
+                    self._donations.asked(effect.session, self._lives[effect.session], donate)
+                case SendToLearner(message=DonationOver() as over):
+                    self._donations.over(effect.session, over.transfer)
                 case AcceptUpload(header=header):
                     must(effect.session not in self._ended, f"an upload is taken on session {effect.session}, ended")
                     life = (header.key.learner_id, int(header.key.incarnation))
@@ -160,14 +171,17 @@ class Talk:
         learner_id, incarnation = hello.learner_id, int(welcome.incarnation)
         must(session not in self._ended, f"session {session} is welcomed after its end")
         standing = self._invariants.admitted.get(learner_id, 0)
+        asked_again = self._born.get(learner_id) == (hello.life_id, standing)
         if hello.incarnation:
             must(incarnation == hello.incarnation == standing, f"life {incarnation} is welcomed, {standing} stands")
+        elif asked_again:
+            must(incarnation == standing, f"who lives {standing} asked twice, and gets another: {incarnation}")
         else:
             must(incarnation > standing, f"a new life gets the number {incarnation}, {standing} was given before")
+            self._born[learner_id] = (hello.life_id, incarnation)
+            self._step_s.pop(learner_id, None)
         units = self._invariants.units.get(learner_id, 0)
         must(welcome.next_unit >= units, f"{learner_id} is told unit {welcome.next_unit}, {units} are committed")
-        if not hello.incarnation:
-            self._step_s.pop(learner_id, None)
         self._lives[session] = (learner_id, incarnation)
         self._standing[learner_id] = session
         self._heard_s[learner_id] = now_s

@@ -11,11 +11,13 @@ _MEMBERS = ("record MembershipChanged", "say Pace")
 _HEARD = (*_MEMBERS, "say Pull")
 _CLOSES = ("record RoundClosed", "StartMerge")
 _ENDS = ("record RunEnded", "say Stop", "EndRun")
+# Whoever waits for inner moments is given a donor as soon as one is there, and told when there is none.
+_DONORS = ("say Donate", "say NoDonor", "say DonationOver")
 
 SYNCER: dict[str, tuple[str, ...]] = {
     "start": ("record SyncerStarted", "StartMerge", "record RunEnded", "EndRun"),
     "LearnerConnected": ("nothing",),
-    "LearnerDisconnected": ("nothing", *_CLOSES),
+    "LearnerDisconnected": ("nothing", "say DonationOver", *_CLOSES),
     "Hello": (
         "nothing",
         "record LearnerAdmitted",
@@ -24,6 +26,7 @@ SYNCER: dict[str, tuple[str, ...]] = {
         "CloseSession",
         "record RunStarted",
         "say Start",
+        "say DonationOver",
         *_HEARD,
         *_CLOSES,
         *_ENDS,
@@ -33,7 +36,11 @@ SYNCER: dict[str, tuple[str, ...]] = {
     "Declined": ("nothing", *_HEARD, *_CLOSES, *_ENDS, "CloseSession"),
     "UpdateReceived": ("nothing", *_HEARD, *UPDATES, "CloseSession"),
     "ResyncRequest": ("nothing", "update resync", "CloseSession"),
-    "Goodbye": ("nothing", "CloseSession", *_MEMBERS, *_CLOSES),
+    "StateWanted": ("nothing", *_DONORS, "CloseSession"),
+    "StateReady": ("nothing", "say StateOffered", "CloseSession"),
+    "StateDeclined": ("nothing", *_DONORS, "CloseSession"),
+    "StateSettled": ("nothing", *_DONORS[:1], "say DonationOver", "CloseSession"),
+    "Goodbye": ("nothing", "CloseSession", "say DonationOver", *_MEMBERS, *_CLOSES),
     "CallsRefused": ("nothing",),
     "UploadOffered": (
         "AcceptUpload",
@@ -57,34 +64,60 @@ SYNCER: dict[str, tuple[str, ...]] = {
     "UploadFailed": ("nothing", "say ContributionRefused", "update resync"),
     "MergeFinished": ("record FragmentPublished", *UPDATES[:3], "say Pull", *_ENDS),
     "MergeFailed": ("nothing",),
+    "ContributionsUnreadable": ("record ContributionsLost", "StartMerge", "say Pull"),
     "TransferBroken": ("nothing", *UPDATES),
     "IngressChanged": ("nothing", "say Pace"),
-    "TimerFired": ("nothing", *_HEARD, *_CLOSES, "record RunStarted", "say Start"),
+    "TimerFired": ("nothing", *_HEARD, *_CLOSES, "record RunStarted", "say Start", "say NoDonor", "say DonationOver"),
 }
+
+_MOMENTS = ("say StateWanted", "say StateSettled")
+_GIVES = ("say StateReady", "GiveState")
 
 LEARNER: dict[str, tuple[str, ...]] = {
     "Connected": ("say Hello",),
     "ConnectionLost": ("nothing",),
-    "Welcome": ("SetPace", "say Report", "StartUpload", "AllowSteps", "SetRoundTrip", "RequestSnapshot"),
+    "Welcome": ("SetPace", "say Report", "StartUpload", "AllowSteps", "SetRoundTrip", "RequestSnapshot", *_MOMENTS),
     "Refused": ("ExitLearner",),
     "Start": ("nothing", "AllowSteps"),
     "Pace": ("nothing", "SetPace", "LimitUplink", "AllowSteps", "SetRoundTrip"),
     "Pull": ("nothing", "RequestSnapshot", "say Declined"),
     "Acknowledged": ("nothing", "DropUpload", "RequestSnapshot"),
     "ContributionRefused": ("nothing", "DropUpload", "RequestSnapshot"),
+    "StateOffered": ("nothing", "FetchState"),
+    "NoDonor": ("nothing", "say StateSettled", "ReleaseState", "AllowSteps"),
+    "Donate": ("nothing", "PinState", *_GIVES, "say StateDeclined"),
+    "DonationOver": ("nothing", "EndGiving"),
     "Stop": ("ExitLearner",),
-    "BoundaryPassed": ("nothing", "say Report", "StartUpload", "say Declined", "AllowSteps", "RequestSnapshot"),
+    "BoundaryPassed": (
+        "nothing",
+        "say Report",
+        "StartUpload",
+        "say Declined",
+        "AllowSteps",
+        "RequestSnapshot",
+        "DescribeState",
+        "ReleaseState",
+        "say StateSettled",
+    ),
     "UpdateArrived": ("nothing", "ApplyUpdate", "say UpdateReceived"),
     "UpdateApplied": ("say UpdateReceived", "InstallUpdate"),
     "UpdateBroken": ("nothing", "say ResyncRequest"),
     "UploadBroken": ("nothing",),
-    "TimerFired": ("Connect", "say Report", "StartUpload"),
+    "StateDescribed": ("nothing", *_GIVES, "say StateDeclined", "ReleaseState"),
+    "StateProgress": ("nothing",),
+    "StateFetched": ("nothing", "InstallMoments"),
+    "StateBroken": ("nothing", "say StateWanted"),
+    "TimerFired": ("Connect", "say Report", "StartUpload", "ReleaseState", "say StateSettled"),
 }
 
 # What the machines do once more after every event, so that any may show it at a timer's instant, or after silence.
 BY_SETTLING: dict[str, frozenset[str]] = {
-    "syncer": frozenset((*_HEARD, *_CLOSES, "record ContributionDiscarded", "record RunStarted", "say Start")),
-    "learner": frozenset(("StartUpload", "RequestSnapshot", "AllowSteps", "SetRoundTrip", "say Report", "Connect")),
+    "syncer": frozenset(
+        (*_HEARD, *_CLOSES, *_DONORS, "record ContributionDiscarded", "record RunStarted", "say Start")
+    ),
+    "learner": frozenset(
+        ("StartUpload", "RequestSnapshot", "AllowSteps", "SetRoundTrip", "say Report", "Connect", "ReleaseState")
+    ),
 }
 
 # How the reasons with which a session is ended begin; every refusal at Hello has its own.
@@ -107,7 +140,7 @@ RESTARTS = (
     "after the end",
     "a torn record",
 )
-SHOWN = ("start", "quorum", "member", "leap", "fragment", "finite", "storage", "end", "syncer")
+SHOWN = ("start", "quorum", "member", "leap", "fragment", "finite", "storage", "end", "syncer", "donor", "moments")
 
 # What can't be in the star, and why.
 UNREACHABLE: dict[str, str] = {
@@ -116,4 +149,5 @@ UNREACHABLE: dict[str, str] = {
     "missing: round_closed": "as above",
     "discarded: syncer_lost": "only with `interval` durability, whose epochs the star under test never has",
     "learner: -> say Goodbye": "its driver says it, at SIGTERM",
+    "learner: StateOffered -> say StateWanted": "epochs never change in the star under test, and all have one layout",
 }

@@ -50,6 +50,7 @@ class WorldSettings:
         repeat: Chance that a control message arrives twice.
         poison: Chance that a contribution turns out not to be finite, or an update not to decode.
         merge_fails: Chance that a merge can't be done, and is tried again.
+        rot: Chance that a contribution can't be read any more when it is to be merged.
         echo: Chance that a control message of the syncer arrives twice.
         calm_s: From when on none of these chances exists any more.
         bulk_jitter_s: Added at random to each bulk transfer, up to this: they overtake each other, and control.
@@ -57,6 +58,7 @@ class WorldSettings:
         decode_s: How long an update takes to decode.
         skewed: Each process has a clock of its own, which begins anywhere.
         late: Learners that aren't there at the start.
+        joiners_max: That take moments of one donor at once.
     """
 
     links: tuple[LinkProfile, ...]
@@ -73,6 +75,7 @@ class WorldSettings:
     repeat: float = 0.0
     poison: float = 0.0
     merge_fails: float = 0.0
+    rot: float = 0.0
     echo: float = 0.0
     calm_s: float = float("inf")
     bulk_jitter_s: float = 0.0
@@ -81,6 +84,7 @@ class WorldSettings:
     skewed: bool = False
     late: tuple[LearnerId, ...] = ()
     start_timeout_s: float = 60.0
+    joiners_max: int = 2
 
     @property
     def learners(self) -> tuple[LearnerId, ...]:
@@ -145,6 +149,7 @@ class WorldSettings:
             start_timeout_s=self.start_timeout_s,
             shards=("",) * self.num_fragments,
             lossless=False,
+            joiners_max=self.joiners_max,
         )
 
     def for_learner(self) -> LearnerSettings:

@@ -135,6 +135,7 @@ def draw_world(seed: int, attempt: int = 0) -> Trial:
         repeat=rng.choice([0.0, 0.0, 0.2]),
         poison=rng.choice([0.0, 0.0, 0.0, 0.1]),
         merge_fails=rng.choice([0.0, 0.0, 0.0, 0.3]),
+        rot=rng.choice([0.0, 0.0, 0.0, 0.05]),
         echo=rng.choice([0.0, 0.0, 0.2]),
         calm_s=_TROUBLED * length_s,
         bulk_jitter_s=rng.choice([0.0, 0.0, 0.2, 1.0]),
@@ -143,6 +144,7 @@ def draw_world(seed: int, attempt: int = 0) -> Trial:
         skewed=rng.random() < 0.5,
         late=late,
         start_timeout_s=rng.choice([2.0, 5.0]) if late or rng.random() < 0.1 else 60.0,
+        joiners_max=rng.choice([1, 2]),
     )
     return Trial(
         settings=settings,

@@ -122,6 +122,7 @@ def _hello_to(hello: Hello) -> pb.Hello:
         initial_digests=hello.initial_digests,
         local_step=hello.local_step,
         tokens=hello.tokens,
+        life_id=hello.life_id,
     )
 
 
@@ -136,6 +137,7 @@ def _hello_from(hello: pb.Hello) -> Hello:
         initial_digests=tuple(name(digest) for digest in bounded(hello.initial_digests, FRAGMENTS_MAX)),
         local_step=LocalStep(count(hello.local_step)),
         tokens=count(hello.tokens),
+        life_id=text(hello.life_id),
     )
 
 

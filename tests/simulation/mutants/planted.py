@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wan_diloco.protocol import quorum, rounds, syncer_rounds, syncer_sessions
+from wan_diloco.protocol import quorum, rounds, syncer_donors, syncer_rounds, syncer_sessions
 from wan_diloco.protocol.downlink import Downlink
 from wan_diloco.protocol.events import (
     ApplyUpdate,
@@ -17,10 +17,14 @@ from wan_diloco.protocol.events import (
     SendToLearner,
     SyncerEvent,
 )
+from wan_diloco.protocol.learner_donor import DonorPart
 from wan_diloco.protocol.learner_machine import LearnerMachine
+from wan_diloco.protocol.learner_rejoin import RejoinDesk
 from wan_diloco.protocol.ledger import DiscardReason, Ledger
 from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, UpdateHeader, Welcome
+from wan_diloco.protocol.rejoin_messages import Donate
 from wan_diloco.protocol.rounds import Candidates, OpenRound
+from wan_diloco.protocol.state_events import PinState
 from wan_diloco.protocol.syncer_context import SyncerContext
 from wan_diloco.protocol.syncer_contributions import ContributionDesk
 from wan_diloco.protocol.syncer_machine import SyncerMachine
@@ -274,6 +278,39 @@ def _reverses(right: Any) -> Any:
     return candidates
 
 
+def _anonymous(right: Any) -> Any:
+    """Nobody remembers who asked for a life."""
+
+    def apply(self: SyncerState, record: TapeRecord) -> None:
+        right(self, replace(record, life_id="") if isinstance(record, LearnerAdmitted) else record)
+
+    return apply
+
+
+def _any_number(right: Any) -> Any:
+    return lambda known, _: right(known, 99)
+
+
+def _impatient(right: Any) -> Any:
+    """A new life takes steps at once."""
+
+    def welcomed(self: RejoinDesk, welcome: Welcome, now_s: float) -> None:
+        right(self, welcome, now_s)
+        self.settled = True
+
+    return welcomed
+
+
+def _pins_again(right: Any) -> Any:
+    """A donor takes its newest moments instead of those that it told of."""
+
+    def serve(self: DonorPart, donate: Donate) -> None:
+        right(self, donate)
+        self.context.effects.append(PinState(number=self._numbers))
+
+    return serve
+
+
 def _record_lags(right: Any) -> Any:
     """The merge begins before its close record."""
 
@@ -415,6 +452,36 @@ MUTANTS = (
         patches=((Ledger, "_discard", _loses_work),),
         seed=0,
         says="the ledger of fragment",
+    ),
+    Mutant(
+        name="who asks twice begins two lives",
+        patches=((SyncerState, "apply", _anonymous),),
+        seed=0,
+        says="asked twice, and gets another",
+    ),
+    Mutant(
+        name="a newborn gives its moments",
+        patches=((syncer_donors, "is_proven", _always),),
+        seed=0,
+        says="is asked to give, and had nothing merged",
+    ),
+    Mutant(
+        name="a donor is asked by everybody",
+        patches=((syncer_donors, "choose_donor", _any_number),),
+        seed=0,
+        says="at once",
+    ),
+    Mutant(
+        name="a donor gives other moments than it said",
+        patches=((DonorPart, "_serve", _pins_again),),
+        seed=0,
+        says="gives other moments",
+    ),
+    Mutant(
+        name="steps are taken before moments are there",
+        patches=((RejoinDesk, "welcomed", _impatient),),
+        seed=0,
+        says="before it has its moments",
     ),
     Mutant(
         name="merges are summed in another order",

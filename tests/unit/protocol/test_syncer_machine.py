@@ -42,6 +42,7 @@ from wan_diloco.protocol.messages import (
     UpdateReceived,
     Welcome,
 )
+from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.status import participation, status_of
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.tape import ContributionDiscarded, RoundClosed, RunEnded, RunStarted
@@ -142,6 +143,32 @@ def test_a_hello_that_comes_again_after_its_session_was_ended_begins_no_life(des
     desk.tell(LearnerDisconnected(session=E, reason="closed"))
     assert not desk.machine.context.closing
     assert desk.machine.context.membership.reachable(EAST, lives[EAST])
+
+
+def test_who_asks_for_a_life_again_gets_the_one_it_was_given(desk: Desk) -> None:
+    """The Hello of a connection that was given up may come after that of the next, when both were held up."""
+    first = only(Welcome, messages(desk.says(SessionId(3), hello(EAST, life_id="a process"))))
+    again = only(Welcome, messages(desk.says(SessionId(4), hello(EAST, life_id="a process"))))
+    assert isinstance(first, Welcome)
+    assert isinstance(again, Welcome)
+    assert first.incarnation == again.incarnation
+    known = only(Welcome, messages(desk.says(SessionId(5), hello(EAST, incarnation=first.incarnation))))
+    assert isinstance(known, Welcome), "the life that somebody lives isn't fenced out"
+
+
+@pytest.mark.parametrize("life_id", ["", "another process"])
+def test_another_process_gets_another_life(desk: Desk, life_id: str) -> None:
+    desk.says(SessionId(3), hello(EAST, life_id="a process"))
+    before = desk.machine.state.incarnations[EAST]
+    desk.says(SessionId(4), hello(EAST, life_id=life_id))
+    desk.says(SessionId(5), hello(EAST, life_id="a process"))
+    assert desk.machine.state.incarnations[EAST] == before + 2
+
+
+def test_a_syncer_that_was_restarted_knows_who_lives_which_life(desk: Desk) -> None:
+    desk.says(SessionId(3), hello(EAST, life_id="a process"))
+    state = state_from_json(state_to_json(desk.machine.state))
+    assert state.life_ids[EAST] == "a process"
 
 
 def test_goodbye_ends_membership_at_once(desk: Desk) -> None:
