@@ -20,10 +20,10 @@ __all__ = ["begin_epoch"]
 
 
 def begin_epoch(state: SyncerState, epoch: Epoch, reason: DiscardReason) -> None:
-    """Let a state go on in another epoch; a function of its arguments, as all that records do to a state.
+    """Let a state go on in another epoch; a function of its arguments, like all that records do to it.
 
-    Values, counts and counters stay. What isn't merged is lost: contributions in the journal, named by a close record or
-    not, and what learners have done since. A round that was closed and not published is due still.
+    Values, counts and counters stay. What isn't merged is lost: contributions in the journal, named by a close record
+    or not, and what learners have done since. A round that was closed and not published is due still.
 
     Args:
         state: Is changed.

@@ -39,7 +39,7 @@ from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.syncer_sessions import SessionDesk
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import MembershipChanged, RunEnded, RunStarted, SyncerStarted
-from wan_diloco.units import GlobalStep, LocalStep, Term
+from wan_diloco.units import Epoch, GlobalStep, LocalStep, Term
 
 __all__ = ["SyncerMachine", "SyncerSettings"]
 
@@ -79,10 +79,12 @@ class SyncerMachine:
         self._began_s = now_s
         # Rounds that an earlier process opened and did not close may have been answered; their numbers must not
         # come again, or those answers would count for a question never asked.
+        lost = not (self.state.durable or self.state.ended)
         record = SyncerStarted(
             term=Term(self.state.term + 1),
-            epoch=self.state.epoch,
+            epoch=Epoch(self.state.epoch + lost),
             next_round=self.state.next_round + (self.context.settings.rounds_max if self.state.term else 0),
+            durable=self.context.settings.durable,
         )
         self.context.record(record, durable=True)
         self._remember(now_s)

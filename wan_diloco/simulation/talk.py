@@ -157,7 +157,7 @@ class Talk:
     def said(self, effect: SendToLearner) -> None:
         """Something is said, and all before it is done."""
         message = effect.message
-        if isinstance(message, Acknowledged) and effect.session in self._lives:
+        if isinstance(message, Acknowledged) and effect.session in self._lives and self._settings.durable:
             place = (self._lives[effect.session][0], message.fragment_id, int(message.step_lo))
             durable = self._invariants.stored_hi.get(place, -1)
             must(durable >= message.step_hi, f"{place} is acknowledged up to {message.step_hi}, durable to {durable}")

@@ -58,6 +58,8 @@ class WorldSettings:
         decode_s: How long an update takes to decode.
         skewed: Each process has a clock of its own, which begins anywhere.
         late: Learners that aren't there at the start.
+        durable: What is acknowledged and sent is durable before; otherwise it is so a little later.
+        flush_s: Until then.
         joiners_max: That take moments of one donor at once.
     """
 
@@ -85,6 +87,8 @@ class WorldSettings:
     late: tuple[LearnerId, ...] = ()
     start_timeout_s: float = 60.0
     joiners_max: int = 2
+    durable: bool = True
+    flush_s: float = 2.0
 
     @property
     def learners(self) -> tuple[LearnerId, ...]:
@@ -150,6 +154,7 @@ class WorldSettings:
             shards=("",) * self.num_fragments,
             lossless=False,
             joiners_max=self.joiners_max,
+            durable=self.durable,
         )
 
     def for_learner(self) -> LearnerSettings:

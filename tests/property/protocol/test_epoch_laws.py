@@ -1,4 +1,4 @@
-"""Epochs begin at any moment, also from a state of some time ago: no step is merged twice, and every step has a fate."""
+"""Epochs begin at any moment, also from an older state: no step is merged twice, and every step has a fate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.support.desk import Desk, messages
-from tests.support.protocol import BATCH_TOKENS, EAST, WEST, contribution, fresh_state, hello, syncer_settings
+from tests.support.protocol import BATCH_TOKENS, EAST, WEST, contribution, hello, syncer_settings
 from wan_diloco.protocol.epochs import begin_epoch
 from wan_diloco.protocol.events import LearnerConnected, SendUpdate, SessionId, StartMerge, SyncerEffect, TimerFired
 from wan_diloco.protocol.ledger import Amount, DiscardReason
@@ -39,7 +39,7 @@ class Honest:
 
     name: LearnerId
     step: int = 0
-    session: SessionId = SessionId(0)
+    session: SessionId = field(default_factory=lambda: SessionId(0))
     held: list[Held] = field(default_factory=lambda: [Held() for _ in FRAGMENTS])
     pulls: dict[FragmentId, Pull] = field(default_factory=dict)
     updates: list[UpdateHeader] = field(default_factory=list)
