@@ -45,6 +45,8 @@ __all__ = ["SyncerMachine", "SyncerSettings"]
 
 # Figures fall by no more than this over a restart; a note a second is little beside the rounds.
 _NOTE_S = 1.0
+# Far more than a process closes between two flushes: of those that a power cut took nothing is known.
+_ROUNDS_LOST_MAX = 1_000_000
 
 
 class SyncerMachine:
@@ -80,10 +82,11 @@ class SyncerMachine:
         # Rounds that an earlier process opened and did not close may have been answered; their numbers must not
         # come again, or those answers would count for a question never asked.
         lost = not (self.state.durable or self.state.ended)
+        unknown = _ROUNDS_LOST_MAX if lost else self.context.settings.rounds_max if self.state.term else 0
         record = SyncerStarted(
             term=Term(self.state.term + 1),
             epoch=Epoch(self.state.epoch + lost),
-            next_round=self.state.next_round + (self.context.settings.rounds_max if self.state.term else 0),
+            next_round=self.state.next_round + unknown,
             durable=self.context.settings.durable,
         )
         self.context.record(record, durable=True)
