@@ -37,6 +37,7 @@ class SyncerSettings:
         lossless: Whether the codec is; publications are values then.
         ingress: What may come in, at the start; it can be changed.
         joiners_max: Learners that one donor gives its moments to at once.
+        data_shards: The part of the training text that is each learner's; empty where there is none to divide.
     """
 
     terms: Terms
@@ -50,6 +51,7 @@ class SyncerSettings:
     lossless: bool
     ingress: Ingress = field(default_factory=Ingress)
     joiners_max: int = 2
+    data_shards: tuple[tuple[LearnerId, int], ...] = ()
 
     @property
     def rounds_max(self) -> int:

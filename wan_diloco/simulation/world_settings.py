@@ -150,6 +150,7 @@ class WorldSettings:
             shards=("",) * self.num_fragments,
             lossless=False,
             joiners_max=self.joiners_max,
+            data_shards=tuple((learner, shard) for shard, learner in enumerate(self.learners)),
         )
 
     def for_learner(self) -> LearnerSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.desk import Desk, E, W, answer, messages, only, pulled, records
-from tests.support.protocol import EAST, WEST, contribution, hello, report, syncer_settings, version
+from tests.support.protocol import EAST, WEST, contribution, hello, syncer_settings, version
 from wan_diloco.protocol.epochs import begin_epoch
 from wan_diloco.protocol.events import LearnerConnected, RefuseUpload, SendUpdate, StartMerge, UploadOffered
 from wan_diloco.protocol.ledger import Amount, DiscardReason
