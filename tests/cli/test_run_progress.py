@@ -324,8 +324,9 @@ def test_going_on_takes_the_same_words_and_one_more(monkeypatch: pytest.MonkeyPa
 def test_going_on_is_offered_only_where_it_can_help(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, exit_code: int, *, helps: bool
 ) -> None:
-    def begun(_config: object, folder: Path, *, resume: bool, load: object) -> Outcome:
+    def begun(_config: object, folder: Path, *, resume: bool, refragment: bool, load: object) -> Outcome:
         assert not resume
+        assert not refragment
         (folder / "state").mkdir(parents=True)
         return Outcome(exit_code=exit_code, problem="it broke")
 
@@ -340,8 +341,9 @@ def test_going_on_is_offered_only_where_it_can_help(
 def test_a_run_that_was_interrupted_after_its_end_is_not_gone_on_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ended(_config: object, folder: Path, *, resume: bool, load: object) -> Outcome:
+    def ended(_config: object, folder: Path, *, resume: bool, refragment: bool, load: object) -> Outcome:
         assert not resume
+        assert not refragment
         (folder / "state").mkdir(parents=True)
         (folder / "summary.json").write_text('{"finished": true, "validation_nats_per_byte": 1.5}')
         (folder / "report.html").write_text("")
@@ -374,3 +376,36 @@ def test_a_baseline_says_what_it_trains_on_and_that_it_cant_be_resumed(
     assert outcome.exit_code == 130
     assert words in outcome.stderr
     assert "a baseline can't be resumed: the same command begins it anew" in outcome.stderr
+
+
+def test_a_trainer_that_hangs_while_its_uplink_lives_is_named() -> None:
+    history = History()
+
+    def seen(now_s: float, *steps: int, **changes: Any) -> RunView:
+        learners = [
+            {
+                "learner_id": name,
+                "live": True,
+                "incarnation": 1,
+                "local_step": step,
+                "step_time_s": 1.0,
+                "moments": changes.get("moments", "none"),
+            }
+            for name, step in zip(("us-east", "eu-west"), steps, strict=True)
+        ]
+        status = {**STATUS, "started": True, "learners": learners, **changes}
+        return view_of(status, answering=True, processes=PROCESSES, history=history, now_s=now_s)
+
+    def named(view: RunView) -> bool:
+        return "eu-west has taken no step for" in progress_line(view)
+
+    for second in range(20):
+        assert not named(seen(float(second), 100 + second, 90))
+    view = seen(25.0, 125, 90)
+    assert "eu-west has taken no step for 25s: its trainer hangs, or is held up" in progress_line(view)
+    assert "eu-west has taken no step for 25s" in plain(run_table(view))
+    assert not named(seen(25.0, 125, 90, started=False))
+    assert not named(seen(25.0, 125, 90, global_step=2441)), "at the end all hold"
+    assert not named(seen(25.0, 125, 90, moments="")), "it takes none before it has a peer's moments"
+    assert not named(seen(50.0, 126, 91))
+    assert not named(seen(100.0, 126, 91)), "where nobody trains there is another reason, which is shown"

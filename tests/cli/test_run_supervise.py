@@ -18,7 +18,10 @@ from wan_diloco.cli.keeper import Condition, ProcessSpec, last_line, message_of
 from wan_diloco.cli.lives import RestartPolicy
 from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
 from wan_diloco.clock import SystemClock
+from wan_diloco.learner.uplink_process import _GOODBYE_S
 from wan_diloco.protocol.retry import RetryPolicy
+from wan_diloco.syncer.service import _DRAIN_S, _LAST_SNAPSHOT_S
+from wan_diloco.telemetry.last_resort import WITHIN_S
 
 # Every process appends a line to a file of its own when it starts and counts its lives by it.
 PROLOGUE = """
@@ -249,6 +252,31 @@ def test_a_second_interrupt_kills_those_who_dont_listen(stage: Stage) -> None:
     assert outcome.exit_code == 130
     assert stage.said == ["r0 doesn't end, is killed"]
     assert stage.drained("syncer")
+
+
+def test_an_interrupt_of_a_run_that_ends_already_hurries_those_who_linger(stage: Stage) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); (folder / 'up').touch()\nwhile True: time.sleep(1)\n"
+    patience = Patience(finish_s=600, drain_s=600, settle_s=600, hurry_s=0.2, kill_s=10)
+    supervisor = stage.supervisor(LISTEN + "wait('up')\n", [deaf], patience=patience)
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.run())
+            await until(lambda: supervisor.finished)
+            supervisor.interrupt(signal.SIGTERM)
+            return await task
+
+    assert asyncio.run(asyncio.wait_for(scene(), 60)) == Outcome(exit_code=0), "the run came to its end"
+    assert stage.said == ["r0 doesn't end, is killed"]
+
+
+def test_nobody_who_is_told_to_end_is_killed_before_it_can_and_all_is_over_within_30_s() -> None:
+    patience = Patience()
+    assert patience.drain_s + patience.settle_s + patience.kill_s <= 30 - 2
+    # A learner says goodbye and writes a checkpoint; a syncer finishes merges and writes a snapshot.
+    assert patience.drain_s > _GOODBYE_S
+    assert patience.settle_s > _DRAIN_S + _LAST_SNAPSHOT_S
+    assert WITHIN_S < 30
 
 
 def test_a_run_that_is_cancelled_leaves_no_process(stage: Stage) -> None:

@@ -12,7 +12,7 @@ from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey
 from wan_diloco.syncer.fragments_store import Maths
-from wan_diloco.syncer.plan import run_maths
+from wan_diloco.syncer.plan import cutting_for, run_maths
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
 
@@ -39,12 +39,13 @@ def maths_of(config: RunConfig) -> Maths:
     return run_maths(config, run_layout(config))
 
 
-def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False) -> Restored:
+def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False, refragment: bool = False) -> Restored:
     """Open a state folder as the syncer's process does."""
     return open_state(
         folder,
         resume=resume,
         maths=maths_of(config),
+        cutting=cutting_for(config, allowed=refragment),
         initial=lambda: model_tensors(build_model(config)),
         keep_updates=config.syncer.keep_updates,
         agreement=config.agreement(),

@@ -102,13 +102,14 @@ async def syncer(
     folder: Path,
     *,
     resume: bool = False,
+    refragment: bool = False,
     workers: Workers | None = None,
     input_log: bool = False,
     prepare: Callable[[Restored], Restored] | None = None,
 ) -> AsyncIterator[Syncer]:
     """A syncer, listening."""
     maths = maths_of(config)
-    restored = open_tiny(folder / "state", config, resume=resume)
+    restored = open_tiny(folder / "state", config, resume=resume, refragment=refragment)
     own_workers = workers or Workers.threads(1)
     clock = SystemClock()
     with MetricsWriter(folder / METRICS_FILE, clock) as metrics:

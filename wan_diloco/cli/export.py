@@ -90,6 +90,7 @@ def _published(run_folder: Path, warn: Callable[[str], None]) -> tuple[dict[str,
     from wan_diloco.protocol.state_json import state_from_json
     from wan_diloco.storage import latest_snapshot
     from wan_diloco.syncer.fragments_store import FragmentStore, published_tensors
+    from wan_diloco.syncer.refragment import fragments_of
 
     holding = what_is_in(run_folder)
     if holding is Holding.BASELINE:
@@ -100,7 +101,8 @@ def _published(run_folder: Path, warn: Callable[[str], None]) -> tuple[dict[str,
     latest = latest_snapshot(run_folder / "state" / "snapshots")
     if latest is None:
         raise ConfigError("the run hasn't written a snapshot yet", where=str(run_folder), hint="try again later")
-    layout = run_layout(config)
+    # The run may have been cut anew since.
+    layout = run_layout(config, fragments=fragments_of(latest.snapshot.manifest))
     state = state_from_json(latest.snapshot.manifest["state"])
     step, versions = int(state.global_step), [str(version) for version in state.versions]
     if not any(version.count for version in state.versions):
@@ -112,7 +114,8 @@ def _published(run_folder: Path, warn: Callable[[str], None]) -> tuple[dict[str,
     if not state.ended or holding is not Holding.FINISHED_RUN:
         low, high = min(state.versions), max(state.versions)
         span = f"{low}" if low == high else f"{low} to {high}"
-        warn(f"the run hasn't finished: this is step {step} of {config.total_steps}, fragments at version {span}")
+        steps = state.total_steps or config.total_steps
+        warn(f"the run hasn't finished: this is step {step} of {steps}, fragments at version {span}")
     store = FragmentStore.restore(layout, latest.snapshot.tensors, state.versions)
     tensors = published_tensors(layout, store.values())
     about = {

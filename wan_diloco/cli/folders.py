@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Holding",
+    "as_begun",
     "check_baseline_folder",
     "check_folder",
     "check_learner_folder",
@@ -39,6 +40,9 @@ class Holding(Enum):
     RUN = auto()
     FINISHED_RUN = auto()
     BASELINE = auto()
+
+
+_RUNS: Final = frozenset({Holding.RUN, Holding.FINISHED_RUN})
 
 
 def what_is_in(folder: Path) -> Holding:
@@ -69,13 +73,28 @@ def _has_result(summary_path: Path) -> bool:
     return bool(summary.get("finished", True)) and summary.get("validation_nats_per_byte") is not None
 
 
-def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> Holding:
+def as_begun(config: RunConfig, run_folder: Path) -> RunConfig:
+    """A configuration to go on with: shards that it doesn't give are those that the run in the folder has.
+
+    Raises:
+        ConfigError: No shard is left for a region that is new; or what the run was begun with can't be read.
+    """
+    from wan_diloco.config import keep_shards, load_config
+
+    stored = run_folder / "config.json"
+    if what_is_in(run_folder) not in _RUNS or not stored.exists():
+        return config
+    return keep_shards(config, load_config([stored], env={}).config)
+
+
+def check_folder(config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False) -> Holding:
     """See that a run can begin, or go on, in a folder.
 
     Args:
         config: The run's.
         run_folder: May be missing.
         resume: Whether the run that is in it is to go on; a finished one may be asked to.
+        refragment: Whether it may be cut into another number of fragments then.
 
     Returns:
         What is in it.
@@ -84,7 +103,7 @@ def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> Holdin
         ConfigError: It can't be written; or it holds a run, and `resume` is false; or it holds none, or one with
             other settings, and `resume` is true; or it holds a baseline.
     """
-    holding = check_syncer_folder(config, run_folder, resume=resume)
+    holding = check_syncer_folder(config, run_folder, resume=resume, refragment=refragment)
     if resume and holding is Holding.NOTHING:
         raise ConfigError(
             "there is no run in this folder to go on with", where=str(run_folder), hint="begin one without --resume"
@@ -92,7 +111,7 @@ def check_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> Holdin
     return holding
 
 
-def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool) -> Holding:
+def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False) -> Holding:
     """See that a syncer can begin a run in a folder, or take one up.
 
     Args:
@@ -100,6 +119,7 @@ def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool) ->
         run_folder: May be missing.
         resume: Whether a run that is in it may be taken up. There may be none, so that whoever starts a syncer again
             can always ask for it.
+        refragment: Whether it may be cut into another number of fragments then.
 
     Returns:
         What is in it.
@@ -120,7 +140,7 @@ def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool) ->
             hint="give another --run-folder" if finished else "give --resume to go on with it, or another --run-folder",
         )
     if (run_folder / "config.json").exists():
-        _check_same(config, run_folder / "config.json")
+        _check_same(config, run_folder / "config.json", refragment=refragment)
     return holding
 
 
@@ -208,16 +228,8 @@ def _short(folder: Path) -> str:
     return text if len(text) <= 80 else f"{text[:40]}...{text[-30:]}"
 
 
-def _check_same(config: RunConfig, stored: Path) -> None:
-    from wan_diloco.config import load_config
-    from wan_diloco.protocol.admission import differing_setting
+def _check_same(config: RunConfig, stored: Path, *, refragment: bool) -> None:
+    from wan_diloco.config import load_config, require_resumable
 
     theirs = dict(load_config([stored], env={}).config.agreement())
-    setting = differing_setting(config.agreement(), theirs)
-    if setting is not None:
-        key, mine = setting
-        raise ConfigError(
-            f"is {mine} now, and the run in {stored.parent} was begun with {theirs.get(key)}",
-            where=key,
-            hint="change it back, or begin another run in another --run-folder",
-        )
+    require_resumable(config.agreement(), theirs, refragment=refragment, folder=str(stored.parent))

@@ -40,13 +40,16 @@ def child_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not (name.startswith(_SETTING_PREFIX) and "__" in name)}
 
 
-def process_specs(config: RunConfig, run_folder: Path, *, resume: bool) -> tuple[ProcessSpec, tuple[ProcessSpec, ...]]:
+def process_specs(
+    config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False
+) -> tuple[ProcessSpec, tuple[ProcessSpec, ...]]:
     """The processes of a run.
 
     Args:
         config: The run's, which is in the folder's `config.json`.
         run_folder: Of the run.
         resume: Whether their first lives go on with earlier ones.
+        refragment: Whether the syncer may cut the run into another number of fragments.
 
     Returns:
         The syncer, and the learners in the order of the regions.
@@ -67,7 +70,8 @@ def process_specs(config: RunConfig, run_folder: Path, *, resume: bool) -> tuple
     # shares a machine.
     threads = ("--threads", "1") if len(config.regions) > 1 else ()
     learners = tuple(spec(region.name, "learner", "--region", region.name, *threads) for region in config.regions)
-    return spec("syncer", "syncer"), learners
+    # Also in later lives: the first may have died before it was done, and once it is, the word has no effect.
+    return spec("syncer", "syncer", *(("--refragment",) if refragment else ())), learners
 
 
 def launch(
@@ -75,6 +79,7 @@ def launch(
     run_folder: Path,
     *,
     resume: bool,
+    refragment: bool = False,
     display: Display,
     env: Mapping[str, str],
     clock: Clock,
@@ -90,6 +95,7 @@ def launch(
         config: The run's.
         run_folder: Created where missing.
         resume: Whether the run that is in the folder goes on.
+        refragment: Whether it may be cut into another number of fragments.
         display: Where progress is shown.
         env: This process's environment.
         clock: Real time.
@@ -108,7 +114,7 @@ def launch(
     from wan_diloco.storage.filesystem import ensure_folder
 
     with FolderLock(run_folder, "run"):
-        check_folder(config, run_folder, resume=resume)
+        check_folder(config, run_folder, resume=resume, refragment=refragment)
         if resume:
             # A syncer that was started by hand may work here: nothing of its run may be touched then.
             with FolderLock(run_folder / "state", "run"):
@@ -117,13 +123,8 @@ def launch(
         # Left over from an earlier life; it must mean that this syncer listens.
         (run_folder / "address").unlink(missing_ok=True)
         write_text(run_folder / "config.json", config.resolved_json())
-        syncer, learners = process_specs(config, run_folder, resume=resume)
-
-        def say(text: str) -> None:
-            # A terminal that is gone must not end the run.
-            with contextlib.suppress(OSError):
-                display.say(f"wan-diloco: {text}")
-
+        syncer, learners = process_specs(config, run_folder, resume=resume, refragment=refragment)
+        say = partial(_say, display)
         supervisor = Supervisor(
             syncer=syncer,
             learners=learners,
@@ -140,6 +141,12 @@ def launch(
         with display:
             say(f"run {config.run.name!r} in {run_folder}, {len(learners)} regions; this is process {os.getpid()}")
             return asyncio.run(_supervised(supervisor, display, run_folder / "address", clock, reload, beside))
+
+
+def _say(display: Display, text: str) -> None:
+    # A terminal that is gone must not end the run.
+    with contextlib.suppress(OSError):
+        display.say(f"wan-diloco: {text}")
 
 
 def _reload(live: LiveConfig, run_folder: Path, supervisor: Supervisor, say: Callable[[str], None]) -> None:

@@ -12,7 +12,17 @@ import typer
 if TYPE_CHECKING:
     from wan_diloco.config import LoadedConfig
 
-__all__ = ["ConfigFiles", "JsonFlag", "Overrides", "RunFolder", "folder_path", "hold_reloads", "load", "print_warning"]
+__all__ = [
+    "ConfigFiles",
+    "JsonFlag",
+    "Overrides",
+    "RefragmentFlag",
+    "RunFolder",
+    "folder_path",
+    "hold_reloads",
+    "load",
+    "print_warning",
+]
 
 ConfigFiles = Annotated[
     list[Path], typer.Argument(metavar="CONFIG", help="TOML files; a later one is laid over the earlier.")
@@ -22,6 +32,12 @@ Overrides = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one value, over files and WAN_DILOCO_SECTION__KEY."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+RefragmentFlag = Annotated[
+    bool,
+    typer.Option(
+        "--refragment", help="With --resume: cut the values anew where sync.fragments differs; work under way is lost."
+    ),
+]
 
 
 def folder_path(text: str) -> Path:

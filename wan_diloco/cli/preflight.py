@@ -135,7 +135,7 @@ def check_data(config: RunConfig) -> None:
             hint=f"{VOCAB_SIZE} or more",
         )
     training = split_corpus(load_corpus(config.data.source)).training
-    for documents in shard_documents(training, len(config.regions), config.data.split):
+    for documents in shard_documents(training, config.num_shards, config.data.split):
         BatchReader(
             encode_documents(documents),
             sequence_length=config.model.sequence_length,

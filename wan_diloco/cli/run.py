@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from wan_diloco.cli.folders import Holding, check_baseline_folder, check_folder, what_is_in
-from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, folder_path, load
+from wan_diloco.cli.folders import Holding, as_begun, check_baseline_folder, check_folder, what_is_in
+from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, RefragmentFlag, folder_path, load
 from wan_diloco.cli.preflight import check_data, check_memory, check_port, check_regions
 from wan_diloco.cli.words import resume_command
 from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY, UsageError
@@ -53,6 +53,7 @@ def run(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in the folder.")] = False,
+    refragment: RefragmentFlag = False,
     baseline: Annotated[
         Baseline | None,
         typer.Option("--baseline", help="Train the same model the ordinary way instead, to compare with."),
@@ -66,28 +67,43 @@ def run(
     """
     if baseline is not None and resume:
         raise UsageError("a baseline can't be resumed: leave --resume or --baseline out")
+    if refragment and not resume:
+        raise UsageError("--refragment is for a run that goes on: give --resume too")
     config = load(files, overrides).config
     if baseline is not None:
         _run_baseline(config, baseline, run_folder, as_json=as_json)
         return
 
     folder = run_folder or config.run.folder_path
-    if check_folder(config, folder, resume=resume) is Holding.FINISHED_RUN:
+
+    def begun(config: RunConfig) -> RunConfig:
+        return as_begun(config, folder) if resume else config
+
+    config = begun(config)
+    if check_folder(config, folder, resume=resume, refragment=refragment) is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {folder} is finished; this is its result", err=True)
         _print_result(folder, as_json=as_json)
         return
-    outcome = _run_here(config, folder, resume=resume, load=lambda: load(files, overrides).config)
+    outcome = _run_here(
+        config,
+        folder,
+        resume=resume,
+        refragment=refragment,
+        load=lambda: begun(load(files, overrides).config),
+    )
     if outcome.exit_code == EXIT_OK:
         _print_result(folder, as_json=as_json)
         return
     if outcome.problem:
         typer.echo(f"wan-diloco: {outcome.problem}", err=True)
     typer.echo(f"wan-diloco: logs are in {folder / 'logs'}", err=True)
+    if outcome.exit_code in {EXIT_SIGINT, EXIT_SIGTERM} and not (folder / "summary.json").exists():
+        typer.echo("wan-diloco: there is no summary: the syncer had not taken the run up yet, or was killed", err=True)
     holding = what_is_in(folder)
     if holding is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run is finished all the same: {folder / 'report.html'}", err=True)
     elif outcome.exit_code in _RESUMABLE and holding is Holding.RUN:
-        command = resume_command(files, overrides, run_folder, as_json=as_json)
+        command = resume_command(files, overrides, run_folder, as_json=as_json, refragment=refragment)
         typer.echo(f"wan-diloco: go on with {command}", err=True)
     raise typer.Exit(outcome.exit_code)
 
@@ -131,7 +147,9 @@ def result_text(summary: Mapping[str, Any], evaluation: Mapping[str, Any], files
     return "\n".join(lines)
 
 
-def _run_here(config: RunConfig, folder: Path, *, resume: bool, load: Callable[[], RunConfig]) -> Outcome:
+def _run_here(
+    config: RunConfig, folder: Path, *, resume: bool, refragment: bool, load: Callable[[], RunConfig]
+) -> Outcome:
     import random
 
     from rich.console import Console
@@ -150,6 +168,7 @@ def _run_here(config: RunConfig, folder: Path, *, resume: bool, load: Callable[[
         config,
         folder,
         resume=resume,
+        refragment=refragment,
         display=make_display(Console(stderr=True), clock),
         env=process_environment(),
         clock=clock,

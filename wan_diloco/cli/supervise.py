@@ -48,13 +48,16 @@ class Patience:
 
     Attributes:
         finish_s: Learners, by themselves, after the end of the run.
-        drain_s: Anybody, after SIGTERM: the time to write a snapshot or a checkpoint.
+        drain_s: Learners, after SIGTERM, before the syncer is told as well: the time to write a checkpoint.
+        settle_s: Anybody, from then on: the time to write a snapshot. Schedulers kill 30 s after they told the run to
+            end; all of it, and the killing, is over by then.
         hurry_s: Anybody, after a second Ctrl-C.
         kill_s: A guardian, to kill what it guards.
     """
 
     finish_s: float = 10.0
-    drain_s: float = 20.0
+    drain_s: float = 9.0
+    settle_s: float = 17.0
     hurry_s: float = 2.0
     kill_s: float = 2.0
 
@@ -145,12 +148,12 @@ class Supervisor:
         return self._outcome
 
     def interrupt(self, number: signal.Signals) -> None:
-        """End the run: let everybody drain at the first call, press them at the second.
+        """End the run: let everybody drain at the first call, press them at the second, or where it ends already.
 
         Args:
             number: SIGINT or SIGTERM, which decides the exit code.
         """
-        if self._interrupted:
+        if self._interrupted or self.ending:
             self._hurry.set()
         self._interrupted = True
         self._decide(Outcome(exit_code=EXIT_SIGINT if number == signal.SIGINT else EXIT_SIGTERM))
@@ -218,7 +221,7 @@ class Supervisor:
         await self._gone(learners, patience.drain_s)
         self.syncer.stop()
         everybody = {*learners, tasks[self.syncer]}
-        await self._gone(everybody, patience.drain_s)
+        await self._gone(everybody, patience.settle_s)
         if self._hurry.is_set():
             await asyncio.wait(everybody, timeout=patience.hurry_s)
         for keeper, task in tasks.items():

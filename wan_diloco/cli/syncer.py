@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wan_diloco.cli.folders import Holding, check_syncer_folder
-from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, hold_reloads, load
+from wan_diloco.cli.folders import Holding, as_begun, check_syncer_folder
+from wan_diloco.cli.options import ConfigFiles, Overrides, RefragmentFlag, RunFolder, hold_reloads, load
 from wan_diloco.cli.preflight import check_memory, check_port
+from wan_diloco.errors import UsageError
 
 if TYPE_CHECKING:
     from wan_diloco.config import RunConfig
@@ -27,6 +28,7 @@ def syncer(
     overrides: Overrides = None,
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Take up the run that is in the folder.")] = False,
+    refragment: RefragmentFlag = False,
     input_log: Annotated[
         bool, typer.Option("--input-log", help="Write every event to input.jsonl, for debugging.")
     ] = False,
@@ -36,9 +38,16 @@ def syncer(
     It listens where `syncer.listen` says, and writes the address to DIR/address. SIGTERM ends it cleanly; started
     again with --resume it goes on with the very same bits. SIGHUP has it read CONFIG again: rates change at once.
     """
+    if refragment and not resume:
+        raise UsageError("--refragment is for a run that goes on: give --resume too")
     hold_reloads()
-    config = load(files, overrides).config
-    if check_syncer_folder(config, run_folder, resume=resume) is Holding.FINISHED_RUN:
+
+    def again() -> RunConfig:
+        config = load(files, overrides).config
+        return as_begun(config, run_folder) if resume else config
+
+    config = again()
+    if check_syncer_folder(config, run_folder, resume=resume, refragment=refragment) is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {run_folder} is finished", err=True)
         return
     check_port(config)
@@ -49,8 +58,5 @@ def syncer(
     from wan_diloco.telemetry import configure_logging
 
     configure_logging(SystemClock(), fields={"run": config.run.name, "process": "syncer"})
-
-    def again() -> RunConfig:
-        return load(files, overrides).config
-
-    raise typer.Exit(run_syncer(config, run_folder, resume, input_log=input_log, load=again))
+    code = run_syncer(config, run_folder, resume, refragment=refragment, input_log=input_log, load=again)
+    raise typer.Exit(code)

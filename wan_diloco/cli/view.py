@@ -6,7 +6,7 @@ Pure, and forgiving about what a status lacks: a display must not end a run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from wan_diloco.cli.history import History
@@ -16,6 +16,11 @@ __all__ = ["RegionView", "RunView", "facts", "lagging", "progress_line", "region
 
 # Whoever is in fewer of the rounds is named: its link or its machine doesn't keep up.
 _SHARE_MIN: Final = 0.5
+# A trainer that takes no step for so long, and for so many of its usual steps, while others do, hangs.
+_STANDING_MIN_S: Final = 20.0
+_STANDING_STEPS: Final = 10
+# What the first may take, before anything is known.
+_FIRST_STEP_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,7 @@ class RegionView:
         merged_share: In how many of the rounds of the last minute it was, 0 to 1.
         uplink_bytes, downlink_bytes: Cumulative over the run.
         restarts: How often its process was started again.
+        standing_s: For how long it has taken no step, where that is longer than it should be; 0 elsewhere.
     """
 
     name: str
@@ -43,6 +49,7 @@ class RegionView:
     uplink_bytes: int | None = None
     downlink_bytes: int | None = None
     restarts: int = 0
+    standing_s: float = 0.0
 
     @property
     def live(self) -> bool:
@@ -104,6 +111,7 @@ def view_of(
     told: Mapping[str, Any] = status or {}
     learners = {str(learner.get("learner_id")): learner for learner in told.get("learners") or ()}
     traffic: Mapping[str, Any] = told.get("traffic") or {}
+    standing = _standing(learners, told, history, now_s)
     regions = []
     for name, (condition, restarts) in processes.items():
         if name != "syncer":
@@ -111,7 +119,8 @@ def view_of(
             state = _state(condition, learner, answering=answering and not ending, ended=bool(told.get("ended")))
             since_s = history.lasting_s(name, state, now_s)
             share = _share(name, learner or {}, told, history, now_s)
-            regions.append(_region(name, state, since_s, restarts, share, learner or {}, traffic.get(name) or {}))
+            region = _region(name, state, since_s, restarts, share, learner or {}, traffic.get(name) or {})
+            regions.append(replace(region, standing_s=standing.get(name, 0.0) if region.live else 0.0))
     evaluation: Mapping[str, Any] = told.get("evaluation") or {}
     return RunView(
         global_step=told.get("global_step"),
@@ -128,6 +137,34 @@ def view_of(
         ending=ending,
         ended=bool(told.get("ended")),
     )
+
+
+def _standing(
+    learners: Mapping[str, Mapping[str, Any]], told: Mapping[str, Any], history: History, now_s: float
+) -> dict[str, float]:
+    """Who takes no steps though it should, and for how long.
+
+    Its uplink, which is a process of its own, says that it is there, and goes on to say so. Where all stand, they wait
+    for something, and that is shown as a reason.
+    """
+    lasting_s = {
+        name: history.lasting_s(f"{name}'s step", str(learner.get("local_step")), now_s)
+        for name, learner in learners.items()
+    }
+    last = told.get("total_steps")
+    over = told.get("ended") or (last is not None and (told.get("global_step") or 0) >= last)
+    if over or not told.get("started"):
+        return {}
+    newest_s = min(lasting_s.values(), default=0.0)
+
+    def is_long(name: str) -> bool:
+        if learners[name].get("moments") == "":
+            return False  # it waits for a peer's, and takes no step before
+        usual_s = float(learners[name].get("step_time_s") or 0.0)
+        long_s = max(_STANDING_MIN_S, _STANDING_STEPS * usual_s) if usual_s else _FIRST_STEP_S
+        return lasting_s[name] > newest_s + long_s
+
+    return {name: lasting_s[name] for name in lasting_s if is_long(name)}
 
 
 def _share(
@@ -224,8 +261,19 @@ def progress_line(view: RunView) -> str:
 
 
 def lagging(view: RunView) -> list[str]:
-    """Of each region that is there and yet seldom merged, a few words: its link or its machine doesn't keep up."""
-    return [f"{region.name} in {region.merged_share:.0%} of the last rounds" for region in view.regions if region.lags]
+    """Of each region that is there and doesn't train or is seldom merged, a few words.
+
+    One that stands hangs in a step, or its machine does; the link or the machine of the other doesn't keep up.
+    """
+    standing = [
+        f"{region.name} has taken no step for {_lasting(region.standing_s)}: its trainer hangs, or is held up"
+        for region in view.regions
+        if region.standing_s
+    ]
+    seldom = [
+        f"{region.name} in {region.merged_share:.0%} of the last rounds" for region in view.regions if region.lags
+    ]
+    return standing + seldom
 
 
 def region_cells(region: RegionView) -> tuple[str, ...]:

@@ -34,7 +34,12 @@ def invocation(words: Sequence[str], program: str, search_path: str | None) -> l
 
 
 def resume_command(
-    files: Sequence[Path], overrides: Sequence[str] | None, run_folder: Path | None, *, as_json: bool
+    files: Sequence[Path],
+    overrides: Sequence[str] | None,
+    run_folder: Path | None,
+    *,
+    as_json: bool,
+    refragment: bool = False,
 ) -> str:
     """What to type to go on with a run that this process was started for with these arguments."""
     from wan_diloco.config import process_environment
@@ -47,4 +52,6 @@ def resume_command(
         words += ["--run-folder", str(run_folder)]
     if as_json:
         words.append("--json")
+    if refragment:
+        words.append("--refragment")
     return shlex.join([*words, "--resume"])

@@ -15,6 +15,7 @@ from wan_diloco.config.faults import (
 from wan_diloco.config.load import LoadedConfig, load_config, parse_config
 from wan_diloco.config.rates import Adopted, LiveConfig, adopt_rates
 from wan_diloco.config.render import json_schema, render_toml
+from wan_diloco.config.resumption import FREE_KEYS, check_shards, keep_shards, require_resumable
 from wan_diloco.config.schema import (
     DataSettings,
     EvaluationSettings,
@@ -32,6 +33,7 @@ from wan_diloco.config.sources import text_path
 
 __all__ = [
     "DEBUG_VARIABLE",
+    "FREE_KEYS",
     "Adopted",
     "DataSettings",
     "EvaluationSettings",
@@ -51,12 +53,15 @@ __all__ = [
     "WireSettings",
     "adopt_rates",
     "check_schedule",
+    "check_shards",
     "json_schema",
+    "keep_shards",
     "load_config",
     "load_schedule",
     "parse_config",
     "parse_schedule",
     "process_environment",
     "render_toml",
+    "require_resumable",
     "text_path",
 ]

@@ -68,10 +68,10 @@ def _other_regions(current: RunConfig, newer: RunConfig) -> Iterator[str]:
     before, after = ([region.name for region in config.regions] for config in (current, newer))
     for name in before:
         if name not in after:
-            yield f"region {name} is missing in the configuration, and goes on as it is: a run keeps its regions"
+            yield f"region {name} is missing in the configuration, and goes on as it is until the next start"
     for name in after:
         if name not in before:
-            yield f"region {name} is new in the configuration, and doesn't take part: a run keeps its regions"
+            yield f"region {name} is new in the configuration, and doesn't take part before the next start"
 
 
 def _other_settings(current: RunConfig, now: dict[str, Any], wished: dict[str, Any]) -> Iterator[str]:

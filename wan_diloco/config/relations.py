@@ -141,6 +141,32 @@ def _region_problems(config: RunConfig) -> Iterator[ConfigError]:
     for name, times in Counter(region.name for region in config.regions).items():
         if times > 1:
             yield ConfigError(f"{times} regions are called {name!r}", where="regions", hint="names are identities")
+    yield from _shard_problems(config)
+
+
+def _shard_problems(config: RunConfig) -> Iterator[ConfigError]:
+    num_regions, num_shards = len(config.regions), config.num_shards
+    if num_shards < num_regions:
+        yield ConfigError(
+            f"{num_shards} shards aren't enough for {num_regions} regions",
+            where="data.shards",
+            hint=f"{num_regions} or more; what a run was begun with stays",
+        )
+        return
+    owners: dict[int, list[str]] = {}
+    for name, shard in config.shards.items():
+        owners.setdefault(shard, []).append(name)
+    for shard, names in sorted(owners.items()):
+        if shard >= num_shards:
+            yield ConfigError(
+                f"there is no shard {shard}", where=f"regions.{names[0]}.shard", hint=f"0 to {num_shards - 1}"
+            )
+        elif len(names) > 1:
+            yield ConfigError(
+                f"shard {shard} is that of {' and '.join(names)}",
+                where=f"regions.{names[-1]}.shard",
+                hint="each region has one of its own; where none is given, it is that of its place in the list",
+            )
 
 
 def ignored_settings(config: RunConfig) -> tuple[str, ...]:
@@ -200,6 +226,9 @@ def _other_warnings(config: RunConfig) -> Iterator[str]:
         yield "model.ffn_multiple has no effect when model.hidden is given"
     if config.data.split == "era" and len(config.regions) == 1:
         yield "data.split = era has no effect with one region"
+    if config.num_shards > len(config.regions):
+        spare = config.num_shards - len(config.regions)
+        yield f"data.shards is {config.num_shards}: {spare} of them are kept for regions that come later, and not read"
     if config.inner.warmup_steps >= config.total_steps:
         yield (
             f"inner.warmup_steps is {config.inner.warmup_steps} and the run has {config.total_steps} steps, "

@@ -153,6 +153,10 @@ class DataSettings(_Settings):
     split: Literal["iid", "era"] = "iid"
     """`iid` deals documents out in turn; `era` gives each region one contiguous stretch of time."""
 
+    shards: int = Field(default=0, ge=0, le=4096)
+    """Parts that the training text is cut into, for good; 0 for as many as there are regions at the start. More than
+    there are regions leaves spare ones, without which none can be added later."""
+
     @field_validator("source")
     @classmethod
     def _known_source(cls, value: str) -> str:
@@ -348,6 +352,9 @@ class RegionSettings(_Settings):
     step_time_min_s: Duration = Field(default=0.0, ge=0.0, le=_DAY_S, alias="step_time_min")
     """Each step is stretched to at least this: emulates slower hardware."""
 
+    shard: int = Field(default=-1, ge=-1, le=4095)
+    """Which part of the training text is this region's, for good; -1 for that of its place in the list."""
+
     channels: int = Field(default=0, ge=0, le=8)
     """Connections over which this region's transfers may go; 0 for what `wire.channels` says."""
 
@@ -417,6 +424,16 @@ class RunConfig(_Settings):
                 return region
         raise KeyError(name)
 
+    @property
+    def num_shards(self) -> int:
+        """Parts that the training text is cut into."""
+        return self.data.shards or len(self.regions)
+
+    @property
+    def shards(self) -> dict[str, int]:
+        """The part of the training text that is each region's, in the order of the regions."""
+        return {region.name: place if region.shard < 0 else region.shard for place, region in enumerate(self.regions)}
+
     def agreement(self) -> tuple[tuple[str, str], ...]:
         """What learners and syncer must share, as sorted (key, canonical JSON) pairs; compared at Hello.
 
@@ -432,7 +449,8 @@ class RunConfig(_Settings):
         }
         shared |= {f"run.{key}": written["run"][key] for key in ("name", "seed", "tokens")}
         shared |= {"data.source": self.data.source.partition(":")[0], "data.split": self.data.split}
-        shared["regions"] = [region.name for region in self.regions]
+        shared["data.shards"] = self.num_shards
+        shared["regions"] = dict(sorted(self.shards.items(), key=lambda item: item[1]))
         return tuple((key, json.dumps(shared[key])) for key in sorted(shared))
 
     def resolved_json(self) -> str:

@@ -17,7 +17,7 @@ __all__ = ["held_out_tokens", "open_shard", "region_index"]
 
 
 def region_index(config: RunConfig, name: str) -> int:
-    """The place of a region in the configured order; its data shard has the same number.
+    """The place of a region in the configured order.
 
     Raises:
         ConfigError: There is no such region.
@@ -33,18 +33,18 @@ def open_shard(config: RunConfig, index: int) -> BatchReader:
 
     Args:
         config: The run.
-        index: Of the region.
+        index: Of the region, in the configured order.
 
     Raises:
         DataError: The corpus can't be read, or is too small for its shards.
     """
-    num_shards = len(config.regions)
+    num_shards, shard = config.num_shards, config.shards[config.regions[index].name]
     documents = split_corpus(load_corpus(config.data.source)).training
     return BatchReader(
-        encode_documents(shard_documents(documents, num_shards, config.data.split)[index]),
+        encode_documents(shard_documents(documents, num_shards, config.data.split)[shard]),
         sequence_length=config.model.sequence_length,
         batch_size=config.inner.batch_tokens // config.model.sequence_length,
-        seed=config.run.seed * num_shards + index,
+        seed=config.run.seed * num_shards + shard,
     )
 
 

@@ -9,6 +9,9 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from wan_diloco.telemetry.last_resort import LastResort
+from wan_diloco.telemetry.logs import get_logger
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
@@ -30,6 +33,7 @@ class StopSignals:
         self._wake = wake
         self.received: signal.Signals | None = None
         self._reload = False
+        self._last_resort: LastResort | None = None
 
     def fileno(self) -> int:
         """The descriptor that a signal makes readable."""
@@ -61,8 +65,16 @@ class StopSignals:
         if number == signal.SIGHUP:
             self._reload = True
             return
+        if self.received is None:
+            # A step may take longer than anybody waits for a process that was told to end.
+            self._last_resort = LastResort(128 + number, get_logger("learner"))
         self.received = signal.Signals(number)
         signal.signal(number, signal.SIG_DFL)
+
+    def call_off(self) -> None:
+        """The process ends by itself."""
+        if self._last_resort is not None:
+            self._last_resort.call_off()
 
 
 @contextmanager
@@ -80,6 +92,7 @@ def stop_signals() -> Iterator[StopSignals]:
     try:
         yield signals
     finally:
+        signals.call_off()
         signal.set_wakeup_fd(wakeup_before)
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -44,13 +44,18 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in unique_parameters(model)}
 
 
-def run_layout(config: RunConfig) -> Layout:
-    """The fragments of the run's model; no weights are made for it."""
+def run_layout(config: RunConfig, *, fragments: int = 0) -> Layout:
+    """The fragments of the run's model; no weights are made for it.
+
+    Args:
+        config: The run's.
+        fragments: How many are asked for; 0 for what the configuration says.
+    """
     with torch.device("meta"), _WithoutValues():
         model = Decoder(decoder_config(config))
     return build_layout(
         tensor_specs(unique_parameters(model, allow_meta=True)),
-        num_fragments=config.sync.fragments,
+        num_fragments=fragments or config.sync.fragments,
         merge=MergeRule(config.outer.merge),
         # The configuration says "whose name contains"; the layout takes shell patterns.
         mean_patterns=tuple(f"*{part}*" for part in config.outer.mean_patterns),

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wan_diloco.protocol.ledger import DiscardReason
 from wan_diloco.units import Version
 
 if TYPE_CHECKING:
-    from wan_diloco.protocol.ledger import DiscardReason
     from wan_diloco.protocol.syncer_state import SyncerState
+    from wan_diloco.protocol.tape import Refragmented
     from wan_diloco.units import Epoch
 
-__all__ = ["begin_epoch"]
+__all__ = ["begin_epoch", "refragment"]
 
 
 def begin_epoch(state: SyncerState, epoch: Epoch, reason: DiscardReason) -> None:
-    """Let a state go on in another epoch; a function of its arguments, like all that records do to it.
+    """Let a state go on in another epoch; a function of its arguments, as all that records do to a state.
 
     Values, counts and counters stay. What isn't merged is lost: contributions in the journal, named by a close record
     or not, and what learners have done since. A round that was closed and not published is due still.
@@ -45,3 +46,21 @@ def begin_epoch(state: SyncerState, epoch: Epoch, reason: DiscardReason) -> None
         state.due_steps[fragment_id] = closed.global_step - 1
     state.closed.clear()
     state.ledger.lose(reason)
+
+
+def refragment(state: SyncerState, record: Refragmented) -> None:
+    """Let a state go on with other fragments, in a new epoch; the values are somebody else's affair.
+
+    Every new fragment was merged at least as often as the old one that was merged least.
+    """
+    begin_epoch(state, record.epoch, DiscardReason.REFRAGMENTED)
+    count = len(record.parameters)
+    state.ledger.recut(state.parameters, count)
+    state.parameters = record.parameters
+    state.initial_digests = record.initial_digests
+    state.versions = [Version(record.epoch, number) for number in record.counts]
+    state.digests = list(record.digests)
+    state.updates = [[] for _ in range(count)]
+    state.pool = [{} for _ in range(count)]
+    state.due_steps = list(record.due_steps)
+    state.merges = [min(state.merges)] * count

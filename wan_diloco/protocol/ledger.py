@@ -16,13 +16,13 @@ Owner: `SyncerState`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey
 from wan_diloco.units import FragmentId, Incarnation, LearnerId
 
-__all__ = ["Amount", "DiscardReason", "Interval", "Ledger", "LedgerTotals", "Life"]
+__all__ = ["Amount", "DiscardReason", "Interval", "Ledger", "LedgerTotals", "Life", "Settled"]
 
 
 class DiscardReason(StrEnum):
@@ -36,6 +36,8 @@ class DiscardReason(StrEnum):
     SYNCER_LOST = "syncer_lost"
     UNREADABLE = "unreadable"
     RUN_ENDED = "run_ended"
+    REMOVED = "removed"
+    REFRAGMENTED = "refragmented"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,20 @@ class Amount:
 
 
 _NOTHING = Amount(0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What became of all work up to a moment at which none was outstanding, as means over the fragments of then.
+
+    Attributes:
+        balance: As it was.
+    """
+
+    trained: Amount = _NOTHING
+    merged_tokens: float = 0.0
+    discarded_tokens: dict[DiscardReason, float] = field(default_factory=dict)
+    balance: int = 0
 
 
 @dataclass(slots=True)
@@ -123,6 +139,9 @@ class Ledger:
 
     Args:
         num_fragments: P.
+
+    Attributes:
+        earlier: Of the time before the parameters were cut into these fragments; all else, but `trained`, is since.
     """
 
     num_fragments: int
@@ -130,6 +149,7 @@ class Ledger:
     lives: dict[tuple[LearnerId, Incarnation], Life] = field(default_factory=dict)
     merged: list[Amount] = field(default_factory=list)
     discarded: list[dict[DiscardReason, Amount]] = field(default_factory=list)
+    earlier: Settled = field(default_factory=Settled)
 
     def __post_init__(self) -> None:
         """Begin with nothing."""
@@ -272,6 +292,32 @@ class Ledger:
         if interval is not None and interval.journalled is None and interval.settled == interval.lo:
             interval.remainder = DiscardReason.REFUSED
 
+    def recut(self, weights: tuple[int, ...], num_fragments: int) -> None:
+        """Go on with other fragments.
+
+        Ordering: after `lose`, so that all work has a fate.
+
+        Args:
+            weights: Bytes of each fragment until now.
+            num_fragments: P from now on.
+        """
+        totals = self.totals(weights)
+        self.earlier = Settled(
+            trained=self.trained,
+            merged_tokens=totals.merged_tokens,
+            discarded_tokens=totals.discarded_tokens,
+            balance=totals.balance,
+        )
+        self.num_fragments = num_fragments
+        self.merged = [_NOTHING] * num_fragments
+        self.discarded = [{} for _ in range(num_fragments)]
+        for life in self.lives.values():
+            assert not any(life.ended), "what is in the journal has a fate first"
+            interval = life.running[0]
+            life.running = [replace(interval) for _ in range(num_fragments)]
+            life.ended = [[] for _ in range(num_fragments)]
+            life.sealed = [[] for _ in range(num_fragments)]
+
     def close(self, learner_id: LearnerId, reason: DiscardReason) -> None:
         """A learner's open life is over. What it had journalled still counts."""
         for owner, incarnation in [name for name in self.lives if name[0] == learner_id]:
@@ -321,7 +367,7 @@ class Ledger:
 
     def balance(self, fragment_id: FragmentId) -> Amount:
         """Trained less merged, discarded and outstanding: zero."""
-        total = self.trained - self.merged[fragment_id] - self.outstanding(fragment_id)
+        total = self.trained - self.earlier.trained - self.merged[fragment_id] - self.outstanding(fragment_id)
         for amount in self.discarded[fragment_id].values():
             total -= amount
         return total
@@ -338,15 +384,21 @@ class Ledger:
         def mean(values: list[int]) -> float:
             return sum(weight * value for weight, value in zip(weights, values, strict=True)) / whole
 
-        reasons = [reason for reason in DiscardReason if any(reason in account for account in self.discarded)]
+        before = self.earlier
+        known = before.discarded_tokens.keys() | {reason for account in self.discarded for reason in account}
+        reasons = [reason for reason in DiscardReason if reason in known]
         return LedgerTotals(
             trained_tokens=float(self.trained.tokens),
-            merged_tokens=mean([amount.tokens for amount in self.merged]),
+            merged_tokens=before.merged_tokens + mean([amount.tokens for amount in self.merged]),
             outstanding_tokens=mean([self.outstanding(fragment).tokens for fragment in fragments]),
             discarded_tokens={
-                reason: mean([account.get(reason, _NOTHING).tokens for account in self.discarded]) for reason in reasons
+                reason: before.discarded_tokens.get(reason, 0.0)
+                + mean([account.get(reason, _NOTHING).tokens for account in self.discarded])
+                for reason in reasons
             },
-            balance=max(abs(amount.steps) + abs(amount.tokens) for amount in map(self.balance, fragments)),
+            balance=max(
+                before.balance, *(abs(amount.steps) + abs(amount.tokens) for amount in map(self.balance, fragments))
+            ),
         )
 
     # ---- inside ----------------------------------------------------------------------------------

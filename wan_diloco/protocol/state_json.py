@@ -7,7 +7,7 @@ from collections.abc import Sized
 from typing import Any
 
 from wan_diloco.errors import DecodeError
-from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger, Life
+from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger, Life, Settled
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.protocol.serial import from_json, to_json
 from wan_diloco.protocol.syncer_state import Journalled, StoredUpdate, SyncerState, Totals
@@ -43,6 +43,9 @@ def state_to_json(state: SyncerState) -> dict[str, Any]:
         "pool": [to_json(list(pool.values())) for pool in state.pool],
         "closed": to_json(list(state.closed.values())),
         "units": to_json(state.units),
+        "shards": to_json(state.shards),
+        "listed": to_json(state.listed),
+        "total_steps": state.total_steps,
         "due_steps": list(state.due_steps),
         "merges": list(state.merges),
         "participation": to_json(dict(state.participation)),
@@ -83,6 +86,9 @@ def state_from_json(data: dict[str, Any]) -> SyncerState:
         state.pool = [{entry.header.key: entry for entry in pool} for pool in pools]
         state.closed = {record.fragment_id: record for record in from_json(tuple[RoundClosed, ...], data["closed"])}
         state.units = from_json(dict[LearnerId, int], data["units"])
+        state.shards = from_json(dict[LearnerId, int], data["shards"])
+        state.listed = from_json(tuple[tuple[LearnerId, int], ...], data["listed"])
+        state.total_steps = int(data["total_steps"])
         state.due_steps = list(from_json(tuple[int, ...], data["due_steps"]))
         state.merges = list(from_json(tuple[int, ...], data["merges"]))
         state.participation = Counter(from_json(dict[LearnerId, int], data["participation"]))
@@ -110,6 +116,7 @@ def _check_sizes(state: SyncerState) -> None:
 def _ledger_to_json(ledger: Ledger) -> dict[str, Any]:
     return {
         "trained": to_json(ledger.trained),
+        "earlier": to_json(ledger.earlier),
         "merged": to_json(ledger.merged),
         "discarded": [
             {reason.value: to_json(amount) for reason, amount in account.items()} for account in ledger.discarded
@@ -124,6 +131,7 @@ def _ledger_to_json(ledger: Ledger) -> dict[str, Any]:
 def _ledger_from_json(data: dict[str, Any], num_fragments: int) -> Ledger:
     ledger = Ledger(num_fragments)
     ledger.trained = from_json(Amount, data["trained"])
+    ledger.earlier = from_json(Settled, data["earlier"])
     ledger.merged = list(from_json(tuple[Amount, ...], data["merged"]))
     ledger.discarded = [from_json(dict[DiscardReason, Amount], account) for account in data["discarded"]]
     for item in data["lives"]:

@@ -38,7 +38,7 @@ from wan_diloco.protocol.syncer_donors import DonorDesk
 from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.syncer_sessions import SessionDesk
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import MembershipChanged, RunEnded, RunStarted, SyncerStarted
+from wan_diloco.protocol.tape import MembershipChanged, RunEnded, RunStarted, ShardsAssigned, SyncerStarted
 from wan_diloco.units import Epoch, GlobalStep, LocalStep, Term
 
 __all__ = ["SyncerMachine", "SyncerSettings"]
@@ -90,6 +90,10 @@ class SyncerMachine:
             durable=self.context.settings.durable,
         )
         self.context.record(record, durable=True)
+        shards = self.context.settings.data_shards
+        if shards != self.state.listed:
+            # Also who is gone: nobody waits for it, and what it had under way has its fate.
+            self.context.record(ShardsAssigned(shards=shards), durable=True)
         self._remember(now_s)
         self.conductor.restart(now_s)
         self._settle(now_s)
@@ -203,7 +207,8 @@ class SyncerMachine:
         if absent and not (over and present):
             context.show("start", f"waiting for {', '.join(absent)} before the first step")
             return
-        context.record(RunStarted(present=tuple(present), absent=tuple(absent)), durable=True)
+        started = RunStarted(present=tuple(present), absent=tuple(absent), total_steps=context.settings.total_steps)
+        context.record(started, durable=True)
         context.show("start", "")
         for member in membership.connected():
             if member.session is not None:

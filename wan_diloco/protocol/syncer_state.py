@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from wan_diloco.protocol.epochs import begin_epoch
+from wan_diloco.protocol.epochs import begin_epoch, refragment
 from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, MergedNote, RefusalReason
 from wan_diloco.protocol.tape import (
@@ -25,9 +25,11 @@ from wan_diloco.protocol.tape import (
     MembershipChanged,
     MergeEntry,
     ProgressNoted,
+    Refragmented,
     RoundClosed,
     RunEnded,
     RunStarted,
+    ShardsAssigned,
     SyncerStarted,
     TapeRecord,
 )
@@ -99,6 +101,9 @@ class SyncerState:
         pool: Journalled contributions that no close record names.
         closed: Rounds that are closed and not yet published, by fragment.
         units: First data unit of each learner that isn't committed.
+        shards: The part of the training text that belongs to each learner that ever took part.
+        listed: Learners that may take part now, with their shards.
+        total_steps: T, once the run has started.
         global_step: At least this far.
         due_steps: Of each fragment, the global step at which its last closed round was due; 0 before. One less where
             that round lost all that it had.
@@ -112,6 +117,7 @@ class SyncerState:
     durable: bool = True
     started: bool = False
     ended: bool = False
+    total_steps: int = 0
     global_step: int = 0
     next_round: int = 0
     incarnations: dict[LearnerId, Incarnation] = field(default_factory=dict)
@@ -123,6 +129,8 @@ class SyncerState:
     pool: list[dict[ContributionKey, Journalled]] = field(default_factory=list)
     closed: dict[FragmentId, RoundClosed] = field(default_factory=dict)
     units: dict[LearnerId, int] = field(default_factory=dict)
+    shards: dict[LearnerId, int] = field(default_factory=dict)
+    listed: tuple[tuple[LearnerId, int], ...] = ()
     due_steps: list[int] = field(default_factory=list)
     merges: list[int] = field(default_factory=list)
     participation: Counter[LearnerId] = field(default_factory=Counter)
@@ -149,6 +157,10 @@ class SyncerState:
                     begin_epoch(self, record.epoch, DiscardReason.SYNCER_LOST)
                 self.term, self.durable = record.term, record.durable
                 self.next_round = max(self.next_round, record.next_round)
+            case ShardsAssigned():
+                self._assigned(record)
+            case Refragmented():
+                refragment(self, record)
             case LearnerAdmitted():
                 self.incarnations[record.learner_id] = record.incarnation
                 self.life_ids[record.learner_id] = record.life_id
@@ -159,7 +171,7 @@ class SyncerState:
                 self.global_step = max(self.global_step, record.global_step)
                 self.anchors = dict(record.anchors)
             case RunStarted():
-                self.started = True
+                self.started, self.total_steps = True, record.total_steps
             case ContributionJournalled():
                 self._journalled(record)
             case ContributionDiscarded():
@@ -194,6 +206,16 @@ class SyncerState:
         self.rejected[reason] += 1
 
     # ---- records ---------------------------------------------------------------------------------
+
+    def _assigned(self, record: ShardsAssigned) -> None:
+        self.listed = record.shards
+        self.shards.update(record.shards)
+        names = {learner_id for learner_id, _ in record.shards}
+        for learner_id in self.incarnations:
+            if learner_id not in names:
+                # What it had journalled still counts, and its units stay its own.
+                self.ledger.close(learner_id, DiscardReason.REMOVED)
+                self.anchors.pop(learner_id, None)
 
     def _journalled(self, record: ContributionJournalled) -> None:
         key = record.header.key

@@ -22,9 +22,11 @@ __all__ = [
     "MergeEntry",
     "Missing",
     "ProgressNoted",
+    "Refragmented",
     "RoundClosed",
     "RunEnded",
     "RunStarted",
+    "ShardsAssigned",
     "SyncerStarted",
     "TapeRecord",
 ]
@@ -46,6 +48,39 @@ class SyncerStarted:
     epoch: Epoch
     next_round: int = 0
     durable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsAssigned:
+    """Who takes part, and which part of the training text is whose; nobody else's work is waited for any more.
+
+    Attributes:
+        shards: Of each configured learner.
+    """
+
+    shards: tuple[tuple[LearnerId, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refragmented:
+    """The parameters are cut into other fragments, each element with the values that it had; a new epoch begins.
+
+    Attributes:
+        fragments_before, fragments: The numbers that were asked for.
+        parameters: Of each new fragment.
+        initial_digests, digests: Of its initial and of its published value.
+        counts: Of its version.
+        due_steps: The last global step at which it was due; the rounds until then count as done.
+    """
+
+    fragments_before: int
+    fragments: int
+    epoch: Epoch
+    parameters: tuple[int, ...]
+    initial_digests: tuple[str, ...]
+    digests: tuple[str, ...]
+    counts: tuple[int, ...]
+    due_steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +118,12 @@ class RunStarted:
 
     Attributes:
         present, absent: Configured learners that had said Hello by then, and those that had not.
+        total_steps: T, whatever a later start is configured with.
     """
 
     present: tuple[LearnerId, ...]
     absent: tuple[LearnerId, ...]
+    total_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +240,8 @@ class RunEnded:
 
 TapeRecord = (
     SyncerStarted
+    | ShardsAssigned
+    | Refragmented
     | LearnerAdmitted
     | MembershipChanged
     | RunStarted

@@ -15,7 +15,7 @@ _ENDS = ("record RunEnded", "say Stop", "EndRun")
 _DONORS = ("say Donate", "say NoDonor", "say DonationOver")
 
 SYNCER: dict[str, tuple[str, ...]] = {
-    "start": ("record SyncerStarted", "StartMerge", "record RunEnded", "EndRun"),
+    "start": ("record SyncerStarted", "record ShardsAssigned", "StartMerge", "record RunEnded", "EndRun"),
     "LearnerConnected": ("nothing",),
     "LearnerDisconnected": ("nothing", "say DonationOver", *_CLOSES),
     "Hello": (
@@ -147,5 +147,8 @@ UNREACHABLE: dict[str, str] = {
     "learner: Start -> SetPace": "before Start nobody takes a step, so that the pace is what Welcome said",
     "declined: round_closed": "no machine says it: work that answers a closed round rides along in the next",
     "missing: round_closed": "as above",
+    "discarded: removed": "regions are taken out of a run between two starts, and here all have one configuration",
+    "discarded: refragmented": "as above",
+    "syncer: -> record Refragmented": "its driver writes it, where the values are, before the machine begins",
     "learner: -> say Goodbye": "its driver says it, at SIGTERM",
 }

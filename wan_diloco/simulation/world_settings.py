@@ -155,6 +155,7 @@ class WorldSettings:
             lossless=False,
             joiners_max=self.joiners_max,
             durable=self.durable,
+            data_shards=tuple((learner, shard) for shard, learner in enumerate(self.learners)),
         )
 
     def for_learner(self) -> LearnerSettings:

@@ -346,6 +346,15 @@ class FragmentStore:
         """The merge changed nothing."""
         self._changing.discard(fragment_id)
 
+    def replace_all(self, values: Sequence[FragmentValue]) -> None:
+        """The values are cut otherwise from now on.
+
+        Ordering: while nobody holds or changes any.
+        """
+        assert self.settled, "a merge is under way"
+        assert not self._holds, "somebody holds a value"
+        self._values = list(values)
+
     def install(self, merged: MergedFragment) -> None:
         """What a merge made is the fragment's from now on; it must follow on the version that is there."""
         before = self._values[merged.fragment_id].version

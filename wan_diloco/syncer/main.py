@@ -20,22 +20,25 @@ import uvloop
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
 from wan_diloco.config import LiveConfig, RunConfig, adopt_rates, load_config
-from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, ConfigError, StorageError, WanDilocoError
+from wan_diloco.errors import EXIT_OK, ConfigError, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine
-from wan_diloco.protocol.tape import ContributionsLost, FragmentPublished, RoundClosed
+from wan_diloco.protocol.syncer_state import SyncerState
+from wan_diloco.protocol.tape import ContributionsLost, FragmentPublished, Refragmented, RoundClosed
 from wan_diloco.storage import write_text
 from wan_diloco.syncer.conclusion import conclude, withdraw_interim
+from wan_diloco.syncer.ending import EndedEarly, Ending, ending_signals
 from wan_diloco.syncer.evaluation import Curve
 from wan_diloco.syncer.evaluator_process import EvaluatorProcess
 from wan_diloco.syncer.fragments_store import Maths
 from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
 from wan_diloco.syncer.observer import Observer
-from wan_diloco.syncer.plan import line_rates, machine_settings, run_maths, server_limits
+from wan_diloco.syncer.parts import Parts
+from wan_diloco.syncer.plan import cutting_for, line_rates, machine_settings, run_maths, server_limits
 from wan_diloco.syncer.restore import Restored, open_state
-from wan_diloco.syncer.service import Parts, SyncerService
+from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
 from wan_diloco.syncer.updates import Packing
 from wan_diloco.syncer.workers import Workers
@@ -47,6 +50,7 @@ from wan_diloco.telemetry import (
     get_logger,
     read_metrics,
 )
+from wan_diloco.telemetry.last_resort import leave_at_once
 from wan_diloco.transport.allocator import give_back_freed_memory, keep_freed_memory
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
@@ -59,7 +63,6 @@ _RETENTION: Final = {
     "since-snapshot": "the journal is kept as far as a restart from the two newest snapshots needs it",
     "all": "nothing of the journal is dropped, and it grows as long as the run does",
 }
-_EXIT_CODES: Final = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
 
 
 def run_syncer(
@@ -67,6 +70,7 @@ def run_syncer(
     run_folder: Path,
     resume: bool,
     *,
+    refragment: bool = False,
     input_log: bool = False,
     load: Callable[[], RunConfig] | None = None,
 ) -> int:
@@ -76,6 +80,7 @@ def run_syncer(
         config: The run's.
         run_folder: Created where missing.
         resume: Whether a run that is in the folder is taken up.
+        refragment: Whether it may be cut into another number of fragments then.
         input_log: Whether every event is written to `input.jsonl`.
         load: Reads the configuration again, at SIGHUP; None leaves it as it is.
 
@@ -83,7 +88,8 @@ def run_syncer(
         The exit code.
 
     Raises:
-        ConfigError: The folder holds a run and `resume` is false, or the address can't be listened on.
+        ConfigError: The folder holds a run and `resume` is false, or one that can't go on with these settings; or the
+            address can't be listened on.
         StorageLocked: Another syncer has the folder.
         StorageError: The disk doesn't do what it must; the process may be started again.
     """
@@ -92,25 +98,48 @@ def run_syncer(
     torch.set_num_threads(1)
     clock = SystemClock()
     maths = run_maths(config, run_layout(config))
-    restored = open_state(
-        run_folder / "state",
-        resume=resume,
-        maths=maths,
-        initial=lambda: model_tensors(build_model(config)),
-        keep_updates=config.syncer.keep_updates,
-        agreement=config.agreement(),
-    )
-    give_back_freed_memory()
-    with contextlib.ExitStack() as held:
-        held.callback(restored.lock.release)
-        held.callback(restored.journal.close)
-        # The evaluator and whoever looks at the run later read it. Not before the folder is ours: the learners of a
-        # run that lives read it too, whenever they are started again.
-        _write_config(run_folder / "config.json", config)
+    with ending_signals() as ending, contextlib.ExitStack() as held:
+        try:
+            restored = open_state(
+                run_folder / "state",
+                resume=resume,
+                maths=maths,
+                cutting=cutting_for(config, allowed=refragment),
+                initial=lambda: model_tensors(build_model(config)),
+                keep_updates=config.syncer.keep_updates,
+                agreement=config.agreement(),
+            )
+            held.callback(restored.lock.release)
+            held.callback(restored.journal.close)
+            give_back_freed_memory()
+            # The evaluator and whoever looks at the run later read it. Not before the folder is ours: the learners of
+            # a run that lives read it too, whenever they are started again.
+            _write_config(run_folder / "config.json", config)
+            metrics = held.enter_context(MetricsWriter(run_folder / METRICS_FILE, clock))
+        except EndedEarly:
+            _LOG.info("ended_early", detail="before it had the run's state, which is as it was: it writes no summary")
+            return ending.exit_code
+        live = LiveConfig(config, load or (lambda: config), partial(_note_configuration, metrics))
+        return _attend(live, run_folder, restored, maths, metrics, ending, held, input_log=input_log)
+
+
+def _attend(
+    live: LiveConfig,
+    run_folder: Path,
+    restored: Restored,
+    maths: Maths,
+    metrics: MetricsWriter,
+    ending: Ending,
+    held: contextlib.ExitStack,
+    *,
+    input_log: bool,
+) -> int:
+    """Serve a run whose state is there, and leave a summary, whenever the end comes."""
+    config, clock = live.config, SystemClock()
+    workers = Workers.threads(config.syncer.threads)
+    held.callback(workers.shutdown)
+    try:
         withdraw_interim(run_folder)
-        metrics = held.enter_context(MetricsWriter(run_folder / METRICS_FILE, clock))
-        workers = Workers.threads(config.syncer.threads)
-        held.callback(workers.shutdown)
         service = build_service(
             config,
             run_folder,
@@ -127,10 +156,20 @@ def run_syncer(
         gc.collect()
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            live = LiveConfig(config, load or (lambda: config), partial(_note_configuration, metrics))
-            exit_code = runner.run(_serve(service, live, run_folder))
-        _conclude(service, metrics, run_folder, clock.now_s())
-        return exit_code
+            runner.run(_serve(service, live, run_folder, ending))
+    except EndedEarly:
+        ending.hold()
+        _conclude(run_folder, restored.state, metrics, clock.now_s(), finished=False, unevaluated="")
+        return ending.exit_code
+    ending.hold()
+    finished = service.finished
+    ended_s = service.ended_s if finished else clock.now_s()  # without the evaluation after it
+    _conclude(run_folder, service.state, metrics, ended_s, finished=finished, unevaluated=service.unevaluated)
+    exit_code = EXIT_OK if finished or ending.received is None else ending.exit_code
+    if service.gave_up:
+        # A thread is in the middle of something, and nobody knows for how long.
+        leave_at_once(exit_code)
+    return exit_code
 
 
 def _write_config(path: Path, config: RunConfig) -> None:
@@ -194,7 +233,9 @@ def build_service(
     snapshots = run_folder / "state" / "snapshots"
     return SyncerService(
         Parts(
-            machine=SyncerMachine(machine_settings(config, maths, state.initial_digests), state),
+            machine=SyncerMachine(
+                machine_settings(config, maths, state.initial_digests, total_steps=state.total_steps), state
+            ),
             store=restored.store,
             maths=maths,
             keeper=keeper,
@@ -226,13 +267,14 @@ def _observer(
 ) -> Observer:
     learners = tuple(LearnerId(region.name) for region in config.regions)
     earlier = read_metrics(run_folder / METRICS_FILE).lines if restored.resumed else ()
-    observer = Observer(metrics, clock, learners, restored.state.parameters, earlier, restored.state.anchors)
+    observer = Observer(metrics, clock, learners, restored.parameters, earlier, restored.state.anchors)
     for note in restored.notes:
         observer.event("state_taken_up", note)
     # A process that is killed may leave the tape further on than the metrics.
     told = {line.record.round_id for line in earlier if isinstance(line.record, RoundRecord)}
     for record in (*restored.state.closed.values(), *restored.tape):
-        if isinstance(record, RoundClosed | ContributionsLost | FragmentPublished) and record.round_id not in told:
+        untold = isinstance(record, RoundClosed | ContributionsLost | FragmentPublished) and record.round_id not in told
+        if untold or isinstance(record, Refragmented):
             observer.recorded(record)
     return observer
 
@@ -256,7 +298,8 @@ def _curve(
     )
 
 
-async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path) -> int:
+async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path, ending: Ending) -> None:
+    ending.serve(service.stop)
     config = live.config
     await service.prepare()
     server = GrpcSyncerServer(
@@ -264,11 +307,6 @@ async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path) -> 
     )
     if config.syncer.insecure:
         _LOG.warning("insecure", listen=config.syncer.listen, detail="anybody who reaches this address is believed")
-    received: list[signal.Signals] = []
-
-    def drain(number: signal.Signals) -> None:
-        received.append(number)
-        service.stop()
 
     def obey() -> None:
         rates = line_rates(live.config)
@@ -276,8 +314,6 @@ async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path) -> 
         service.set_rates(rates)
 
     obey()
-    for number in _EXIT_CODES:
-        asyncio.get_running_loop().add_signal_handler(number, drain, number)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: obey() if live.reload() else None)
     # Who started us may have it wait until now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
@@ -286,12 +322,16 @@ async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path) -> 
     try:
         await service.run()
     except BaseExceptionGroup as group:
-        raise _cause(group) from group
+        cause = _cause(group)
+        if ending.received is None or not isinstance(cause, StorageError):
+            raise cause from group
+        # What was acknowledged or sent is on the disk; nobody counts on what isn't.
+        _LOG.warning("ended_unsettled", reason=str(cause))
     finally:
         # Nobody listens there any more; another syncer will listen elsewhere.
         address.unlink(missing_ok=True)
         await server.stop(_GRACE_S)
-    return EXIT_OK if service.finished or not received else _EXIT_CODES[received[0]]
+        ending.served()
 
 
 def _cause(group: BaseExceptionGroup) -> BaseException:
@@ -318,18 +358,14 @@ def _note_configuration(metrics: MetricsWriter, text: str) -> None:
     metrics.write(EventRecord(name="configuration", detail=text))
 
 
-def _conclude(service: SyncerService, metrics: MetricsWriter, run_folder: Path, now_s: float) -> None:
+def _conclude(
+    run_folder: Path, state: SyncerState, metrics: MetricsWriter, ended_s: float, *, finished: bool, unevaluated: str
+) -> None:
     """Write what the run came to; a run that was interrupted must not fail for it."""
-    ended_s = service.ended_s if service.finished else now_s  # without the evaluation after it
+    wall_s = metrics.to_elapsed_s(ended_s)
     try:
-        conclude(
-            run_folder,
-            service.state,
-            wall_s=metrics.to_elapsed_s(ended_s),
-            finished=service.finished,
-            unevaluated=service.unevaluated,
-        )
+        conclude(run_folder, state, wall_s=wall_s, finished=finished, unevaluated=unevaluated)
     except StorageError as exc:
-        if service.finished:
+        if finished:
             raise
         _LOG.warning("interim_report_failed", reason=str(exc))

@@ -22,8 +22,10 @@ from wan_diloco.protocol.tape import (
     FragmentPublished,
     LearnerAdmitted,
     MembershipChanged,
+    Refragmented,
     RoundClosed,
     RunEnded,
+    ShardsAssigned,
     SyncerStarted,
     TapeRecord,
 )
@@ -65,7 +67,7 @@ class Observer:
         metrics: Of the run.
         clock: As the service's.
         learners: All that are configured.
-        parameters: Of each fragment.
+        parameters: Of each fragment, until records say otherwise.
         earlier: Lines that an earlier life of this syncer wrote, so that totals go on where they were.
         live: Who was, when that life ended.
     """
@@ -154,6 +156,11 @@ class Observer:
                 self.event("syncer_restarted", f"it goes on where it was, for the {record.term - 1}. time")
             case RunEnded():
                 self.event("run_ended", record.reason)
+            case ShardsAssigned():
+                shards = ", ".join(f"{learner} {shard}" for learner, shard in record.shards)
+                self.event("shards_assigned", f"the training text's parts: {shards}")
+            case Refragmented():
+                self._parameters = record.parameters
             case LearnerAdmitted():
                 self._admitted(record)
             case MembershipChanged():

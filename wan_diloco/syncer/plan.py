@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.config import RunConfig
+from wan_diloco.models import run_layout
 from wan_diloco.protocol.admission import Terms
 from wan_diloco.protocol.grants import Ingress
 from wan_diloco.protocol.intake import FragmentSizes, IntakeRules
@@ -16,11 +18,12 @@ from wan_diloco.protocol.quorum import GracePolicy
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.protocol.syncer_machine import SyncerSettings
 from wan_diloco.syncer.fragments_store import Maths, OuterRule
+from wan_diloco.syncer.refragment import Cutting
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.pacer import chunk_bytes_for
 from wan_diloco.units import FragmentId, GlobalStep, LearnerId
 
-__all__ = ["LineRates", "line_rates", "machine_settings", "run_maths", "server_limits"]
+__all__ = ["LineRates", "cutting_for", "line_rates", "machine_settings", "maths_for", "run_maths", "server_limits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,31 @@ def run_maths(config: RunConfig, layout: Layout) -> Maths:
     return Maths(layout, codec_by_name(config.wire.codec), outer)
 
 
+def maths_for(config: RunConfig, fragments: int) -> Maths:
+    """The maths of the run, were it cut into another number of fragments.
+
+    Args:
+        config: The run's.
+        fragments: As `sync.fragments` would say.
+    """
+    return run_maths(config, run_layout(config, fragments=fragments))
+
+
+def cutting_for(config: RunConfig, *, allowed: bool = False) -> Cutting:
+    """Into how many fragments a configuration asks a run to be cut.
+
+    Args:
+        config: The run's.
+        allowed: Whether a run that is cut otherwise may be cut anew.
+    """
+    return Cutting(
+        fragments=config.sync.fragments,
+        period_steps=config.sync.period_steps,
+        allowed=allowed,
+        maths_of=partial(maths_for, config),
+    )
+
+
 def server_limits(config: RunConfig) -> ServerLimits:
     """How much peers may make the syncer hold: never less than an honest learner needs."""
     # The layout may make fewer fragments, and then less is under way.
@@ -88,13 +116,16 @@ def server_limits(config: RunConfig) -> ServerLimits:
     )
 
 
-def machine_settings(config: RunConfig, maths: Maths, initial_digests: tuple[str, ...]) -> SyncerSettings:
+def machine_settings(
+    config: RunConfig, maths: Maths, initial_digests: tuple[str, ...], *, total_steps: int = 0
+) -> SyncerSettings:
     """What the syncer's machine is given.
 
     Args:
         config: The run's.
         maths: Of the run's layout.
         initial_digests: Of each fragment of the initial weights.
+        total_steps: Of a run that has started, which keeps them; 0 for what follows from the configuration.
     """
     learners = tuple(LearnerId(region.name) for region in config.regions)
     layout = maths.layout
@@ -123,11 +154,12 @@ def machine_settings(config: RunConfig, maths: Maths, initial_digests: tuple[str
             fragments=fragments,
             batch_tokens=dict.fromkeys(learners, config.inner.batch_tokens),
         ),
-        total_steps=GlobalStep(config.total_steps),
+        total_steps=GlobalStep(total_steps or config.total_steps),
         lease_s=config.sync.membership_lease_s,
         start_timeout_s=config.run.start_timeout_s,
         shards=("",) * layout.num_fragments,
         lossless=maths.codec.lossless,
         ingress=line_rates(config).ingress,
         durable=config.syncer.durability == "every-merge",
+        data_shards=tuple((LearnerId(name), shard) for name, shard in config.shards.items()),
     )

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from wan_diloco.algorithm.publication import digest
 from wan_diloco.errors import CheckpointError, ConfigError, DecodeError, JournalError, StateDamaged, StorageError
-from wan_diloco.models import build_model, model_tensors, run_layout
+from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.state_json import state_from_json
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import FragmentPublished, RoundClosed, SyncerStarted, TapeRecord
+from wan_diloco.protocol.tape import FragmentPublished, Refragmented, RoundClosed, SyncerStarted, TapeRecord
 from wan_diloco.storage import (
     Damage,
     JournalReader,
@@ -33,7 +33,8 @@ from wan_diloco.storage import (
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths, MergedFragment
 from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, KIND_TAPE, parse_ref
 from wan_diloco.syncer.payloads import merge_sources
-from wan_diloco.syncer.plan import run_maths
+from wan_diloco.syncer.plan import maths_for
+from wan_diloco.syncer.refragment import fragments_of, recut
 from wan_diloco.units import FragmentId, RoundId, Version
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class ReplayReport:
 
     Attributes:
         since: What it began with: "the initial weights", or a snapshot's name.
-        begun, reached: Version of each fragment at its begin and at its end.
+        begun, reached: Version of each fragment at its begin and at its end; where the parameters were cut anew on the
+            way, of the fragments since then.
+        versions: How many published versions were compared and are the same.
         snapshots: Names of those on the way that hold the same bits.
         difference: The first one, where it ended; None where all bits are the same.
         notes: What else the operator should know, one sentence each.
@@ -90,14 +93,10 @@ class ReplayReport:
     since: str
     begun: tuple[Version, ...]
     reached: tuple[Version, ...]
+    versions: int
     snapshots: tuple[str, ...]
     difference: Difference | None
     notes: tuple[str, ...]
-
-    @property
-    def versions(self) -> int:
-        """How many published versions were compared and are the same."""
-        return sum(end.count - begin.count for begin, end in zip(self.begun, self.reached, strict=True))
 
 
 class TapeReplay:
@@ -109,8 +108,10 @@ class TapeReplay:
         state: As it was before the first record.
         store: The values then.
         differs: Told where other bits come out; what the tape says is then gone on with.
+        maths_of: The maths of the run, were it cut into a number of fragments.
 
     Attributes:
+        maths: Of the fragments of now.
         rounds: Of each fragment, the round that made its newest version here.
     """
 
@@ -121,10 +122,12 @@ class TapeReplay:
         state: SyncerState,
         store: FragmentStore,
         differs: Callable[[Difference], None],
+        maths_of: Callable[[int], Maths],
     ) -> None:
         """Apply nothing yet."""
         self._journal = journal
-        self._maths = maths
+        self._maths_of = maths_of
+        self.maths = maths
         self._state = state
         self._store = store
         self._differs = differs
@@ -136,10 +139,13 @@ class TapeReplay:
         Raises:
             JournalError: What it refers to can't be read.
             StorageError: The system refused.
+            CheckpointError: Cutting the values anew gives others than it gave the first time.
         """
         if isinstance(record, FragmentPublished):
             self._publish(record, self._state.closed[record.fragment_id])
             self.rounds[record.fragment_id] = record.round_id
+        elif isinstance(record, Refragmented):
+            self._recut(record)
         self._state.apply(record)
         if isinstance(record, SyncerStarted):
             self._store.rename(self._state.versions)
@@ -147,12 +153,12 @@ class TapeReplay:
     def _publish(self, record: FragmentPublished, closed: RoundClosed) -> None:
         fragment_id = record.fragment_id
         before = self._store.value(fragment_id)
-        entries = merge_sources(self._journal, self._maths.sizes(fragment_id), closed.entries)
+        entries = merge_sources(self._journal, self.maths.sizes(fragment_id), closed.entries)
         # A merge changes what it is given, and the stored bytes are added to the published value from before it.
         given = dataclasses.replace(before, published_N=before.published_N.clone())
-        merged = self._maths.merge(fragment_id, given, record.version, closed.global_step, entries)
+        merged = self.maths.merge(fragment_id, given, record.version, closed.global_step, entries)
         stored = self._publication(fragment_id, record.ref)
-        published_N = self._maths.published_after(fragment_id, before.published_N, stored)
+        published_N = self.maths.published_after(fragment_id, before.published_N, stored)
         for what, found in (("publication", digest(published_N)), ("merge", merged.value.digest)):
             if found != record.digest:
                 self._differs(
@@ -170,11 +176,21 @@ class TapeReplay:
         value = dataclasses.replace(merged.value, digest=record.digest, published_N=published_N)
         self._store.install(MergedFragment(fragment_id=fragment_id, value=value, payload=stored))
 
+    def _recut(self, record: Refragmented) -> None:
+        after = self._maths_of(record.fragments)
+        versions = [Version(record.epoch, count) for count in record.counts]
+        values = recut(self.maths.layout, after.layout, self._store.values(), versions)
+        if tuple(value.digest for value in values) != record.digests:
+            raise CheckpointError(f"cut into {record.fragments} fragments, the values aren't those that they were")
+        self._store.replace_all(values)
+        self.maths = after
+        self.rounds.clear()
+
     def _publication(self, fragment_id: FragmentId, ref: str) -> Payload:
         record = self._journal.read(parse_ref(ref))
         if record.kind != KIND_PUBLICATION:
             raise JournalError(f"the record at {ref} is of kind {record.kind} and not {KIND_PUBLICATION}")
-        return self._maths.split(fragment_id, record.payload)
+        return self.maths.split(fragment_id, record.payload)
 
 
 def tape_after(
@@ -262,7 +278,7 @@ class _Run:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self._snapshots = folder / "snapshots"
         self._config = config
-        self._maths = run_maths(config, run_layout(config))
+        self._versions = 0
         if not (folder / "journal").is_dir():
             raise ConfigError("there is no journal in this folder", where=str(folder))
         self._journal = JournalReader.open(folder / "journal")
@@ -273,9 +289,9 @@ class _Run:
     def report(self) -> ReplayReport:
         with self._journal:
             places = self._places()
-            since, state, store, place = self._begin(places)
+            since, maths, state, store, place = self._begin(places)
             begun = tuple(state.versions)
-            replay = TapeReplay(self._journal, self._maths, state, store, self._differs)
+            replay = TapeReplay(self._journal, maths, state, store, self._differs, self._maths_of)
             self._compare(since, places, place, replay, store)
             for ref, record in tape_after(self._journal, place, lambda item: self._notes.append(_passed(item))):
                 reached = tuple(state.versions)
@@ -284,27 +300,49 @@ class _Run:
                 if self._difference is not None:
                     # What differs isn't among what is the same.
                     return self._finished(since, begun, reached)
+                if isinstance(record, FragmentPublished):
+                    self._versions += 1
+                elif isinstance(record, Refragmented):
+                    begun = tuple(state.versions)
+                    self._notes.append(f"cut into {record.fragments} fragments, the values are the same bits")
         return self._finished(since, begun, tuple(state.versions))
 
     def _places(self) -> dict[JournalRef | None, str]:
         """The good snapshots, by their place on the tape, oldest first."""
         return {snapshot_place(manifest): name for name, manifest in good_snapshots(self._snapshots).items()}
 
-    def _begin(self, places: dict[JournalRef | None, str]) -> tuple[str, SyncerState, FragmentStore, JournalRef | None]:
+    def _maths_of(self, fragments: int) -> Maths:
+        return maths_for(self._config, fragments)
+
+    def _begin(
+        self, places: dict[JournalRef | None, str]
+    ) -> tuple[str, Maths, SyncerState, FragmentStore, JournalRef | None]:
         if self._journal.segments[0] == 1:
-            store = FragmentStore.fresh(self._maths.layout, model_tensors(build_model(self._config)))
+            maths = self._maths_of(self._first_fragments())
+            store = FragmentStore.fresh(maths.layout, model_tensors(build_model(self._config)))
             state = SyncerState(
-                parameters=tuple(fragment.numel for fragment in self._maths.layout.fragments),
+                parameters=tuple(fragment.numel for fragment in maths.layout.fragments),
                 initial_digests=tuple(value.digest for value in store.values()),
                 keep_updates=self._config.syncer.keep_updates,
             )
-            return "the initial weights", state, store, None
+            return "the initial weights", maths, state, store, None
         for place, name in places.items():
             if place is not None and self._journal.reaches(place):
-                state, store = restored_state(load_snapshot(self._snapshots, name), name, self._maths)
+                snapshot = load_snapshot(self._snapshots, name)
+                maths = self._maths_of(fragments_of(snapshot.manifest))
+                state, store = restored_state(snapshot, name, maths)
                 self._notes.append(f"what was published before snapshot {name} isn't kept any more")
-                return name, state, store, place
+                return name, maths, state, store, place
         raise CheckpointError(f"no good snapshot in {self._snapshots} is one that the journal goes on from")
+
+    def _first_fragments(self) -> int:
+        """Into how many fragments the run was asked to be cut when it began."""
+        manifest = next(reversed(good_snapshots(self._snapshots).values()), None)
+        if manifest is not None and not manifest["state"]["epoch"]:
+            return fragments_of(manifest)
+        tape = tape_after(self._journal, None, _said_later)
+        first = next((record for _, record in tape if isinstance(record, Refragmented)), None)
+        return self._config.sync.fragments if first is None else first.fragments_before
 
     def _differs(self, difference: Difference) -> None:
         if self._difference is None:
@@ -322,7 +360,7 @@ class _Run:
         name = places.get(place)
         if name is None or name == since:
             return
-        _, theirs = restored_state(load_snapshot(self._snapshots, name), name, self._maths)
+        _, theirs = restored_state(load_snapshot(self._snapshots, name), name, replay.maths)
         for index, (ours, other) in enumerate(zip(store.values(), theirs.values(), strict=True)):
             fragment_id = FragmentId(index)
             for part in _PARTS:
@@ -348,6 +386,7 @@ class _Run:
             since=since,
             begun=begun,
             reached=reached,
+            versions=self._versions,
             snapshots=tuple(self._same),
             difference=self._difference,
             notes=tuple(self._notes),
@@ -356,6 +395,10 @@ class _Run:
 
 def _digest_of(value: FragmentValue, part: str) -> str:
     return digest({"exact": value.exact_N, "published": value.published_N, "momentum": value.momentum_N}[part])
+
+
+def _said_later(_item: Damage) -> None:
+    """Who only looks for something leaves it to who does the merges again to tell of damage."""
 
 
 def _passed(item: Damage) -> str:

@@ -11,20 +11,23 @@ is said; damage to what is needed ends the process for good, since the next one 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from wan_diloco.config import check_shards, require_resumable
 from wan_diloco.errors import CheckpointError, ConfigError, JournalError, StateDamaged
-from wan_diloco.protocol.admission import differing_setting
+from wan_diloco.protocol import serial
 from wan_diloco.protocol.state_json import state_to_json
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import TapeRecord
+from wan_diloco.protocol.tape import Refragmented, TapeRecord
 from wan_diloco.storage import (
     Damage,
     FolderLock,
     Journal,
+    JournalReader,
     JournalRef,
     LatestSnapshot,
     Snapshot,
@@ -33,6 +36,8 @@ from wan_diloco.storage import (
 )
 from wan_diloco.storage.filesystem import ensure_folder
 from wan_diloco.syncer.fragments_store import FragmentStore, Maths, snapshot_tensors
+from wan_diloco.syncer.journal_keeper import KIND_TAPE
+from wan_diloco.syncer.refragment import Cutting, fragments_of, plan_cut
 from wan_diloco.syncer.replay import Difference, TapeReplay, restored_state, snapshot_place, tape_after
 
 if TYPE_CHECKING:
@@ -59,6 +64,7 @@ class Restored:
         state: The machine's durable state.
         store: All fragments, at the versions that the state names.
         last_tape: Where the tape's newest record is; None at the very beginning.
+        parameters: Of each fragment before them.
         tape: The records that were replayed.
         resumed: Whether there was a run in the folder.
         notes: What the operator should know, one sentence each.
@@ -69,6 +75,7 @@ class Restored:
     state: SyncerState
     store: FragmentStore
     last_tape: JournalRef | None
+    parameters: tuple[int, ...]
     tape: tuple[TapeRecord, ...]
     resumed: bool
     notes: tuple[str, ...]
@@ -108,6 +115,7 @@ def open_state(
     *,
     resume: bool,
     maths: Maths,
+    cutting: Cutting,
     initial: Callable[[], Mapping[str, torch.Tensor]],
     keep_updates: int,
     agreement: tuple[tuple[str, str], ...],
@@ -119,18 +127,20 @@ def open_state(
         resume: Whether a run that is in it may be taken up. With none in it, one begins all the same, so
             that a supervisor may always ask for it.
         maths: Of the run's layout.
-        initial: Makes the initial weights, by canonical name; not called where there is a run already.
+        cutting: Into how many fragments that is, and whether a run that has another number is cut anew.
+        initial: Makes the initial weights, by canonical name; not called where there is a run already that stays as it
+            is cut.
         keep_updates: Publications that the state keeps of each fragment.
         agreement: The settings that all ends share; another run's state is refused.
 
     Raises:
         StorageLocked: Another process has the folder.
-        ConfigError: There is a run in it and `resume` is false, or it is a run with other settings.
+        ConfigError: There is a run in it and `resume` is false, or it is a run with settings that it can't go on with.
         StateDamaged: No snapshot is good, or the journal doesn't lead on from it any more.
         StorageError: The system refused.
     """
     try:
-        return _open_state(folder, resume, maths, initial, keep_updates, agreement)
+        return _open_state(folder, resume, maths, cutting, initial, keep_updates, agreement)
     except (JournalError, CheckpointError) as exc:
         raise StateDamaged(f"the run in {folder} can't be taken up: {exc}. {_HELP}") from exc
 
@@ -139,6 +149,7 @@ def _open_state(
     folder: Path,
     resume: bool,
     maths: Maths,
+    cutting: Cutting,
     initial: Callable[[], Mapping[str, torch.Tensor]],
     keep_updates: int,
     agreement: tuple[tuple[str, str], ...],
@@ -157,14 +168,18 @@ def _open_state(
         holding = None
         if latest is not None:
             # Before the journal is opened, which may cut a torn tail off.
-            _require_same(latest, agreement)
+            _require_resumable(latest, agreement, cutting, folder)
             # Places that were used before must not be used again: the next restart would skip what stands there.
             holding = snapshot_place(latest.snapshot.manifest) or _BEGINNING
         journal = opened.enter_context(Journal.open(folder / "journal", holding=holding))
         restored = (
             _begin(folder, lock, journal, maths, initial, keep_updates, agreement)
             if latest is None
-            else _take_up(latest, lock, journal, maths)
+            else _take_up(latest, lock, journal, cutting, initial, folder)
+        )
+        # Of those that are gone since long only the tape and the state know.
+        check_shards(
+            json.loads(dict(agreement)["regions"]), {str(name): shard for name, shard in restored.state.shards.items()}
         )
         # All is well: lock and journal are the caller's to close.
         opened.pop_all()
@@ -198,22 +213,39 @@ def _begin(
         state=state,
         store=store,
         last_tape=None,
+        parameters=state.parameters,
         tape=(),
         resumed=False,
         notes=(),
     )
 
 
-def _require_same(latest: LatestSnapshot, agreement: tuple[tuple[str, str], ...]) -> None:
-    theirs = dict(latest.snapshot.manifest["agreement"])
-    setting = differing_setting(agreement, theirs)
-    if setting is not None:
-        key, mine = setting
-        raise ConfigError(f"the run in the folder was begun with {theirs.get(key)}, and it is {mine} now", where=key)
+def _require_resumable(
+    latest: LatestSnapshot, agreement: tuple[tuple[str, str], ...], cutting: Cutting, folder: Path
+) -> None:
+    manifest = latest.snapshot.manifest
+    require_resumable(agreement, dict(manifest["agreement"]), refragment=True, folder=str(folder))
+    there = fragments_of(manifest)
+    if there != cutting.fragments and not cutting.allowed:
+        # It may have been cut anew since; a process that died soon after left no snapshot of it.
+        with contextlib.suppress(JournalError), JournalReader.open(folder / "journal") as journal:
+            for _, record in tape_after(journal, snapshot_place(manifest), lambda _: None):
+                there = record.fragments if isinstance(record, Refragmented) else there
+    cutting.require_allowed(there, folder)
 
 
-def _take_up(latest: LatestSnapshot, lock: FolderLock, journal: Journal, maths: Maths) -> Restored:
+def _take_up(
+    latest: LatestSnapshot,
+    lock: FolderLock,
+    journal: Journal,
+    cutting: Cutting,
+    initial: Callable[[], Mapping[str, torch.Tensor]],
+    folder: Path,
+) -> Restored:
+    there = fragments_of(latest.snapshot.manifest)
+    maths = cutting.maths_of(there)
     state, store = restored_state(latest.snapshot, latest.name, maths)
+    parameters = state.parameters
     last_tape = snapshot_place(latest.snapshot.manifest)
     # One note a place, whoever comes upon it.
     notes = {(item.segment, item.start): _said(item) for item in journal.damaged}
@@ -233,18 +265,28 @@ def _take_up(latest: LatestSnapshot, lock: FolderLock, journal: Journal, maths: 
     def damaged(item: Damage) -> None:
         notes[item.segment, item.start] = _said(item)
 
-    replay = TapeReplay(journal, maths, state, store, differs)
+    replay = TapeReplay(journal, maths, state, store, differs, cutting.maths_of)
     tape: list[TapeRecord] = []
     for ref, record in tape_after(journal, last_tape, damaged):
         replay.apply(record)
         tape.append(record)
         last_tape = ref
+        there = record.fragments if isinstance(record, Refragmented) else there
+    cutting.require_allowed(there, folder)
+    if there != cutting.fragments:
+        record = plan_cut(cutting, there, state, store.values(), initial())
+        last_tape = journal.append(KIND_TAPE, serial.dumps(record))
+        journal.sync()
+        replay.apply(record)
+        tape.append(record)
+        other.append(_cut(record))
     return Restored(
         lock=lock,
         journal=journal,
         state=state,
         store=store,
         last_tape=last_tape,
+        parameters=parameters,
         tape=tuple(tape),
         resumed=True,
         notes=(*other, *notes.values()),
@@ -263,6 +305,13 @@ def _other_notes(latest: LatestSnapshot, journal: Journal) -> list[str]:
             f"segments of the journal are missing before {journal.segments[0]}; {numbers} lead nowhere any more"
         )
     return notes
+
+
+def _cut(record: Refragmented) -> str:
+    return (
+        f"the parameters are cut into {len(record.parameters)} fragments from here on, with the values that they had; "
+        f"epoch {record.epoch} begins, and work that was under way is discarded"
+    )
 
 
 def _said(item: Damage) -> str:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
-from wan_diloco.clock import Clock
 from wan_diloco.errors import StorageError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import (
@@ -45,60 +43,31 @@ from wan_diloco.protocol.events import (
 from wan_diloco.protocol.messages import ContributionHeader, Hello, LearnerMessage, RefusalReason, Report
 from wan_diloco.protocol.rejoin_messages import StateSettled
 from wan_diloco.protocol.status import status_of
-from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import FragmentPublished, SyncerStarted
 from wan_diloco.syncer.deliveries import Deliveries
-from wan_diloco.syncer.evaluation import Curve
-from wan_diloco.syncer.fragments_store import FragmentStore, Maths
 from wan_diloco.syncer.inbox import Inbox
-from wan_diloco.syncer.input_log import InputLog
-from wan_diloco.syncer.journal_keeper import JournalKeeper
 from wan_diloco.syncer.merges import Merges
-from wan_diloco.syncer.observer import Observer
+from wan_diloco.syncer.parts import Parts
 from wan_diloco.syncer.plan import LineRates
 from wan_diloco.syncer.refusals import Refusals
-from wan_diloco.syncer.snapshots import Capture, SnapshotKeeper
+from wan_diloco.syncer.snapshots import Capture
 from wan_diloco.syncer.spool import Spool
-from wan_diloco.syncer.updates import Packing, Updates
+from wan_diloco.syncer.updates import Updates
 from wan_diloco.syncer.uploads import Offers, store_upload
-from wan_diloco.syncer.workers import Workers
 from wan_diloco.transport.interface import Counters, Session
 from wan_diloco.units import GlobalStep, LearnerId, TransferId
 
-__all__ = ["Parts", "SyncerService"]
+__all__ = ["SyncerService"]
 
 _PROGRESS_EVERY_S: Final = 10.0
 _TICK_S: Final = 1.0
 # How long learners are given to leave after they were told that the run is over.
 _LEAVE_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a service is put together from.
-
-    Attributes:
-        flush_every_s: Between two flushes of the journal, where records don't wait for one; None where they do.
-        rates: All caps at the start.
-        curve: Evaluations; None for none.
-        input_log: None for none.
-    """
-
-    machine: SyncerMachine
-    store: FragmentStore
-    maths: Maths
-    keeper: JournalKeeper
-    snapshots: SnapshotKeeper
-    observer: Observer
-    workers: Workers
-    clock: Clock
-    packing: Packing
-    snapshot_every_s: float
-    flush_every_s: float | None
-    rates: LineRates
-    curve: Curve | None
-    input_log: InputLog | None
+# After `stop`, where the run isn't over: for the merges under way, and for the snapshot. What isn't done by then the
+# next process does again, from the tape.
+_DRAIN_S: Final = 6.0
+_LAST_SNAPSHOT_S: Final = 8.0
 
 
 class SyncerService:
@@ -110,6 +79,7 @@ class SyncerService:
         finished: Whether the run has ended, and everything that is to be said of it was heard.
         ended_s: When its last step was reached, on the service's clock.
         unevaluated: Why the final model wasn't evaluated, in a sentence; empty when it was.
+        gave_up: Whether something was still going on when `run` returned, which may hold the process up.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -155,6 +125,8 @@ class SyncerService:
         self.finished = False
         self.ended_s = 0.0
         self.unevaluated = ""
+        self.gave_up = False
+        self._deciding: asyncio.Task[None] | None = None
 
     # ---- for the process -------------------------------------------------------------------------
 
@@ -181,12 +153,17 @@ class SyncerService:
                 self._spawn(self._parts.keeper.flush_every(self._parts.flush_every_s))
             if self._parts.curve is not None:
                 self._spawn(self._parts.curve.run())
-            await self._decide()
+            self._deciding = group.create_task(self._decide())
+            await asyncio.wait({self._deciding})
             for task in self._tasks:
                 task.cancel()
         self._parts.observer.tick(self._open_traffic())
-        if (capture := self._capture()) is not None:
-            await self._write_snapshot(capture)
+        if not self.gave_up and (capture := self._capture()) is not None:
+            try:
+                async with asyncio.timeout(None if self.finished else _LAST_SNAPSHOT_S):
+                    await self._write_snapshot(capture)
+            except TimeoutError:
+                self._give_up("the last snapshot isn't written yet")
 
     @property
     def state(self) -> SyncerState:
@@ -206,6 +183,17 @@ class SyncerService:
         self._stopping = True
         self._parts.keeper.stop_waiting()
         self._inbox.wake.set()
+        if self._deciding is not None and not self.finished:
+            asyncio.get_running_loop().call_later(_DRAIN_S, self._drained, self._deciding)
+
+    def _drained(self, deciding: asyncio.Task[None]) -> None:
+        if not deciding.done():
+            self._give_up("what was under way isn't done yet")
+            deciding.cancel()
+
+    def _give_up(self, what: str) -> None:
+        self.gave_up = True
+        self._parts.observer.event("gave_up", f"{what}: it is left to the next start, which does it from the journal")
 
     # ---- the transport's handler -----------------------------------------------------------------
 

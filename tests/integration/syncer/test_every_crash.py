@@ -29,7 +29,7 @@ from wan_diloco.syncer import spool
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue
 from wan_diloco.syncer.journal_keeper import JournalKeeper
 from wan_diloco.syncer.merges import Merges
-from wan_diloco.syncer.plan import machine_settings
+from wan_diloco.syncer.plan import cutting_for, machine_settings
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.snapshots import SnapshotKeeper
@@ -99,6 +99,7 @@ def _open(folder: Path) -> Restored:
         folder,
         resume=True,
         maths=MATHS,
+        cutting=cutting_for(CONFIG),
         initial=lambda: INITIAL,
         keep_updates=CONFIG.syncer.keep_updates,
         agreement=CONFIG.agreement(),

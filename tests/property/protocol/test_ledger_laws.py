@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -21,6 +22,7 @@ LEARNERS = [LearnerId("east"), LearnerId("west")]
 FRAGMENTS = [FragmentId(0), FragmentId(1)]
 TOKENS = 100
 MERGED = "merged"
+WEIGHTS = (1, 3)
 
 
 def amount(steps: int) -> Amount:
@@ -189,6 +191,16 @@ class LedgerAgainstModel(RuleBasedStateMachine):
                 # Nobody can tell where the next install will be; until then it is all lost.
                 life.pieces[fragment] = [Piece(life.position, remainder=DiscardReason.SYNCER_LOST)] if life.open else []
 
+    @rule()
+    def recut(self) -> None:
+        self.lose()
+        before = self.ledger.totals(WEIGHTS)
+        self.ledger.recut(WEIGHTS, len(FRAGMENTS))
+        assert self.ledger.totals(WEIGHTS) == before
+        # Fates of the fragments of before are known by their sums only.
+        for life in self.lives.values():
+            life.fates = [{} for _ in FRAGMENTS]
+
     @rule(learner=st.sampled_from(LEARNERS))
     def end(self, learner: LearnerId) -> None:
         self.ledger.close(learner, DiscardReason.RUN_ENDED)
@@ -212,9 +224,11 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             assert self.ledger.merged[fragment] == amount(fates.pop(MERGED, 0))
             known: dict[Any, Amount] = dict(self.ledger.discarded[fragment])
             assert known == {fate: amount(steps) for fate, steps in fates.items()}
-        totals = self.ledger.totals((1, 3))
+        totals = self.ledger.totals(WEIGHTS)
         assert totals.balance == 0
         assert totals.trained_tokens == trained * TOKENS
+        fates_tokens = totals.merged_tokens + totals.outstanding_tokens + sum(totals.discarded_tokens.values())
+        assert fates_tokens == pytest.approx(trained * TOKENS)
 
     # ---- the model -------------------------------------------------------------------------------
 

@@ -41,8 +41,8 @@ def test_rates_are_adopted_and_nothing_else() -> None:
         "regions.east.uplink is 50mbit now, was 200mbit",
     )
     assert adopted.ignored == (
-        "region west is missing in the configuration, and goes on as it is: a run keeps its regions",
-        "region north is new in the configuration, and doesn't take part: a run keeps its regions",
+        "region west is missing in the configuration, and goes on as it is until the next start",
+        "region north is new in the configuration, and doesn't take part before the next start",
         "run.tokens differs in the configuration: a run that was begun keeps it",
         "syncer.threads differs in the configuration: it stays as it is until the next start",
         "regions.east.ranks differs in the configuration: it stays as it is until the next start",

@@ -154,7 +154,7 @@ def test_the_agreement_is_sorted_and_plain() -> None:
     agreement = dict(run_of().agreement())
     assert list(agreement) == sorted(agreement)
     assert json.loads(agreement["sync.fragments"]) == 24
-    assert json.loads(agreement["regions"]) == ["a", "b"]
+    assert json.loads(agreement["regions"]) == {"a": 0, "b": 1}
 
 
 def test_the_resolved_json_reads_back_to_the_same_run(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_first_step_waits_for_everybody() -> None:
     assert ShowReason(topic="start", text="waiting for west before the first step") in effects
     assert not [message for message in messages(effects) if isinstance(message, Start)]
     effects = desk.joins(W, WEST)
-    assert only(RunStarted, records(effects)) == RunStarted(present=(EAST, WEST), absent=())
+    assert only(RunStarted, records(effects)) == RunStarted(present=(EAST, WEST), absent=(), total_steps=100)
     assert len([message for message in messages(effects) if isinstance(message, Start)]) == 2
 
 
@@ -84,7 +84,7 @@ def test_the_first_step_waits_no_longer_than_the_timeout() -> None:
         desk.says(E, report(0), after_s=8.0)
     assert desk.machine.deadline_s() == 60.0
     effects = desk.tell(TimerFired(), after_s=4.0)
-    assert only(RunStarted, records(effects)) == RunStarted(present=(EAST,), absent=(WEST,))
+    assert only(RunStarted, records(effects)) == RunStarted(present=(EAST,), absent=(WEST,), total_steps=100)
 
 
 def test_who_slept_through_the_start_hears_of_it() -> None:

@@ -37,7 +37,10 @@ _MEANINGS: Final = {
     "refused": "the syncer could not use it: damaged, not finite, or not what was agreed on",
     "crashed": "its learner died before it was sent",
     "syncer_lost": "a syncer that restarted knew nothing of it",
+    "unreadable": "the syncer's disk could not give it back",
     "run_ended": "trained or sent after the last round of its fragment",
+    "removed": "its region was taken out of the configuration before it was sent",
+    "refragmented": "was under way when the parameters were cut into other fragments",
 }
 
 
