@@ -374,3 +374,11 @@ def test_a_baseline_says_what_it_trains_on_and_that_it_cant_be_resumed(
     assert outcome.exit_code == 130
     assert words in outcome.stderr
     assert "a baseline can't be resumed: the same command begins it anew" in outcome.stderr
+
+
+def test_who_joined_under_a_name_that_nobody_listed_is_shown_as_long_as_the_syncer_tells_of_it() -> None:
+    joined = {**STATUS["learners"][0], "learner_id": "spot-3"}
+    status = {**STATUS, "learners": [*STATUS["learners"], joined]}
+    shown = view(status)
+    assert [(region.name, region.state) for region in shown.regions][-1] == ("spot-3", "live")
+    assert [region.name for region in view(status, answering=False).regions] == ["us-east", "eu-west"]

@@ -51,7 +51,7 @@ TERMS = Terms(
     settings=(("codec", "int4"), ("period", "4")),
     initial_digests=("initial-0", "initial-1"),
 )
-RULES = IntakeRules(codec="int4", fragments=(_SIZES, _SIZES), batch_tokens={EAST: BATCH_TOKENS, WEST: BATCH_TOKENS})
+RULES = IntakeRules(codec="int4", fragments=(_SIZES, _SIZES), batch_tokens=BATCH_TOKENS)
 
 
 def version(count: int, epoch: int = 0) -> Version:

@@ -39,6 +39,8 @@ def check_regions(config: RunConfig) -> None:
             )
         if region.ranks > 1:
             raise ConfigError("a region trains with one rank", where=f"regions.{region.name}.ranks", hint="set it to 1")
+    if config.unlisted.ranks > 1:
+        raise ConfigError("a region trains with one rank", where="unlisted.ranks", hint="set it to 1")
 
 
 def check_memory(config: RunConfig, *, learners: int = 0, syncers: int = 0, replicas: int = 0) -> None:
@@ -135,7 +137,7 @@ def check_data(config: RunConfig) -> None:
             hint=f"{VOCAB_SIZE} or more",
         )
     training = split_corpus(load_corpus(config.data.source)).training
-    for documents in shard_documents(training, len(config.regions), config.data.split):
+    for documents in shard_documents(training, config.num_shards, config.data.split):
         BatchReader(
             encode_documents(documents),
             sequence_length=config.model.sequence_length,

@@ -57,6 +57,7 @@ def require_relations(config: RunConfig) -> None:
         ConfigError: At least one relation is broken; the text names every one.
     """
     problems = [*_model_problems(config), *_batch_problems(config), *_sync_problems(config), *_region_problems(config)]
+    problems += _unlisted_problems(config)
     problem = exposed(config.syncer.listen, insecure=config.syncer.insecure)
     if problem is not None:
         problems.append(problem)
@@ -88,11 +89,12 @@ def _batch_problems(config: RunConfig) -> Iterator[ConfigError]:
         )
         return
     sequences = batch // (length * passes)
-    for region in config.regions:
-        if sequences % region.ranks:
+    ranks = {f"regions.{region.name}.ranks": region.ranks for region in config.regions}
+    for where, num_ranks in {**ranks, "unlisted.ranks": config.unlisted.ranks}.items():
+        if sequences % num_ranks:
             yield ConfigError(
-                f"{region.ranks} ranks can't share {sequences} sequences evenly",
-                where=f"regions.{region.name}.ranks",
+                f"{num_ranks} ranks can't share {sequences} sequences evenly",
+                where=where,
                 hint="inner.batch_tokens / model.sequence_length / inner.accumulation must be a multiple of it",
             )
     if config.total_steps < 1:
@@ -137,6 +139,21 @@ def _region_problems(config: RunConfig) -> Iterator[ConfigError]:
             yield ConfigError(f"{times} regions are called {name!r}", where="regions", hint="names are identities")
 
 
+def _unlisted_problems(config: RunConfig) -> Iterator[ConfigError]:
+    if config.unlisted.learners_max and not config.data.spare_shards:
+        yield ConfigError(
+            "must be at least 1 where unlisted.learners_max lets others in",
+            where="data.spare_shards",
+            hint="each of them reads a part of the data that no region has",
+        )
+    if config.unlisted.learners_max and config.lockstep:
+        yield ConfigError(
+            "must be 0 in lockstep (sync.overlap_steps = 0)",
+            where="unlisted.learners_max",
+            hint="lockstep equals synchronous training of the listed regions",
+        )
+
+
 def ignored_settings(config: RunConfig) -> tuple[str, ...]:
     """One sentence for each setting that has no effect, or not the effect one would expect.
 
@@ -171,10 +188,11 @@ def _sync_warnings(config: RunConfig) -> Iterator[str]:
 
 
 def _journal_bytes(config: RunConfig) -> int:
-    """What a run writes into its journal: each region's contributions, and the publications."""
+    """The most that a run writes into its journal: each learner's contributions, and the publications."""
     bits = _CODEC_BITS[config.wire.codec]
     merges = config.total_steps / config.sync.period_steps
-    return int(config.model.num_parameters * bits / 8 * merges * (len(config.regions) + 1))
+    learners = len(config.regions) + min(config.unlisted.learners_max, config.data.spare_shards)
+    return int(config.model.num_parameters * bits / 8 * merges * (learners + 1))
 
 
 def _other_warnings(config: RunConfig) -> Iterator[str]:
@@ -189,7 +207,12 @@ def _other_warnings(config: RunConfig) -> Iterator[str]:
     given = model.hidden != automatic_hidden(model.dim, model.ffn_multiple)
     if given and model.ffn_multiple != type(model)().ffn_multiple:
         yield "model.ffn_multiple has no effect when model.hidden is given"
-    if config.data.split == "era" and len(config.regions) == 1:
+    if config.data.spare_shards and not config.unlisted.learners_max:
+        yield (
+            f"data.spare_shards is {config.data.spare_shards} and unlisted.learners_max 0, "
+            f"so that {config.data.spare_shards} of {config.num_shards} parts of the data are never read"
+        )
+    if config.data.split == "era" and config.num_shards == 1:
         yield "data.split = era has no effect with one region"
     if config.inner.warmup_steps >= config.total_steps:
         yield (

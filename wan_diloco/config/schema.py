@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from wan_diloco.config.quantities import Count, Duration, Rate, Size
 from wan_diloco.config.relations import automatic_hidden, automatic_overwritten_steps, require_relations
+from wan_diloco.units import is_region_name
 
 __all__ = [
     "DataSettings",
@@ -29,6 +30,7 @@ __all__ = [
     "RunSettings",
     "SyncSettings",
     "SyncerSettings",
+    "UnlistedSettings",
     "WireSettings",
 ]
 
@@ -152,6 +154,10 @@ class DataSettings(_Settings):
 
     split: Literal["iid", "era"] = "iid"
     """`iid` deals documents out in turn; `era` gives each region one contiguous stretch of time."""
+
+    spare_shards: int = Field(default=0, ge=0, le=256)
+    """Parts of the data beyond those of the listed regions, as large as theirs: lent, one each, to learners that join
+    under names that nobody listed (`[unlisted]`); nobody else reads them."""
 
     @field_validator("source")
     @classmethod
@@ -351,8 +357,7 @@ class RegionSettings(_Settings):
     @field_validator("name")
     @classmethod
     def _valid_name(cls, value: str) -> str:
-        allowed = set("abcdefghijklmnopqrstuvwxyz0123456789-")
-        if 1 <= len(value) <= 63 and set(value) <= allowed:
+        if is_region_name(value):
             return value
         raise PydanticCustomError(
             "region_name",
@@ -364,6 +369,28 @@ class RegionSettings(_Settings):
     @classmethod
     def _valid_address(cls, value: str) -> str:
         return _host_port(value, empty=True)
+
+
+class UnlistedSettings(_Settings):
+    """`[unlisted]`: learners that join under names which `[[regions]]` doesn't list."""
+
+    learners_max: int = Field(default=0, ge=0, le=256)
+    """How many such names may take part over the whole run; 0 lets nobody in whose name isn't listed."""
+
+    ranks: int = Field(default=1, ge=1, le=65_536)
+    """Processes of each of them."""
+
+    uplink_bytes_per_s: Rate = Field(default=200e6 / 8, gt=0.0, alias="uplink")
+    """Cap on what each of them sends."""
+
+    downlink_bytes_per_s: Rate = Field(default=200e6 / 8, gt=0.0, alias="downlink")
+    """Cap on what each of them receives."""
+
+    step_time_min_s: Duration = Field(default=0.0, ge=0.0, le=_DAY_S, alias="step_time_min")
+    """Each step of theirs is stretched to at least this."""
+
+    channels: int = Field(default=0, ge=0, le=8)
+    """Connections over which their transfers may go; 0 for what `wire.channels` says."""
 
 
 class RunConfig(_Settings):
@@ -378,6 +405,7 @@ class RunConfig(_Settings):
     wire: WireSettings = WireSettings()
     syncer: SyncerSettings = SyncerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    unlisted: UnlistedSettings = UnlistedSettings()
     regions: Annotated[tuple[RegionSettings, ...], Field(strict=False, min_length=1, max_length=256)]
 
     @model_validator(mode="after")
@@ -396,19 +424,27 @@ class RunConfig(_Settings):
         return self.run.tokens // self.tokens_per_step
 
     @property
+    def num_shards(self) -> int:
+        """Into how many parts the training data are cut: first those of the listed regions, then the spare ones."""
+        return len(self.regions) + self.data.spare_shards
+
+    @property
     def lockstep(self) -> bool:
         """Whether learners hold at the boundary until the merge is installed."""
         return self.sync.overlap_steps == 0
 
     def region(self, name: str) -> RegionSettings:
-        """The region of that name.
+        """The region of that name; one that nobody listed has the settings of `[unlisted]`.
 
         Raises:
-            KeyError: No region has it.
+            KeyError: No region may have it.
         """
         for region in self.regions:
             if region.name == name:
                 return region
+        if self.unlisted.learners_max and is_region_name(name):
+            settings = self.unlisted.model_dump(mode="json", by_alias=True, exclude={"learners_max"})
+            return RegionSettings.model_validate({"name": name, **settings})
         raise KeyError(name)
 
     def agreement(self) -> tuple[tuple[str, str], ...]:
@@ -426,6 +462,7 @@ class RunConfig(_Settings):
         }
         shared |= {f"run.{key}": written["run"][key] for key in ("name", "seed", "tokens")}
         shared |= {"data.source": self.data.source.partition(":")[0], "data.split": self.data.split}
+        shared["data.spare_shards"] = self.data.spare_shards
         shared["regions"] = [region.name for region in self.regions]
         return tuple((key, json.dumps(shared[key])) for key in sorted(shared))
 

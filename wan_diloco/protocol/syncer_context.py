@@ -37,6 +37,7 @@ class SyncerSettings:
         lossless: Whether the codec is; publications are values then.
         ingress: What may come in, at the start; it can be changed.
         joiners_max: Learners that one donor gives its moments to at once.
+        num_spare_shards: Of the data, beyond those of the configured learners.
     """
 
     terms: Terms
@@ -50,6 +51,7 @@ class SyncerSettings:
     lossless: bool
     ingress: Ingress = field(default_factory=Ingress)
     joiners_max: int = 2
+    num_spare_shards: int = 0
 
     @property
     def rounds_max(self) -> int:

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, MergedNote, RefusalReason
 from wan_diloco.protocol.tape import (
@@ -21,6 +22,7 @@ from wan_diloco.protocol.tape import (
     ContributionsLost,
     FragmentPublished,
     LearnerAdmitted,
+    LeaseEnded,
     MembershipChanged,
     MergeEntry,
     ProgressNoted,
@@ -30,7 +32,8 @@ from wan_diloco.protocol.tape import (
     SyncerStarted,
     TapeRecord,
 )
-from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, Term, Version
+from wan_diloco.protocol.unit_book import UnitBook
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, ShardId, Term, Version
 
 __all__ = ["Journalled", "StoredUpdate", "SyncerState", "Totals"]
 
@@ -96,7 +99,8 @@ class SyncerState:
         updates: Stored publications of each fragment, oldest first, at most `keep_updates`.
         pool: Journalled contributions that no close record names.
         closed: Rounds that are closed and not yet published, by fragment.
-        units: First data unit of each learner that isn't committed.
+        leases: Which data the standing life of each learner reads; of one whose lease has ended there is none.
+        units: First unit of each shard that isn't committed.
         global_step: At least this far.
         due_steps: Of each fragment, the global step at which its last closed round was due; 0 before. One less where
             that round lost all that it had.
@@ -119,13 +123,15 @@ class SyncerState:
     updates: list[list[StoredUpdate]] = field(default_factory=list)
     pool: list[dict[ContributionKey, Journalled]] = field(default_factory=list)
     closed: dict[FragmentId, RoundClosed] = field(default_factory=dict)
-    units: dict[LearnerId, int] = field(default_factory=dict)
+    leases: dict[LearnerId, Lease] = field(default_factory=dict)
+    units: dict[ShardId, int] = field(default_factory=dict)
     due_steps: list[int] = field(default_factory=list)
     merges: list[int] = field(default_factory=list)
     participation: Counter[LearnerId] = field(default_factory=Counter)
     rejected: Counter[RefusalReason] = field(default_factory=Counter)
     totals: Totals = field(default_factory=Totals)
     ledger: Ledger = field(init=False)
+    unit_book: UnitBook = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin at the initial weights."""
@@ -137,6 +143,7 @@ class SyncerState:
         self.due_steps = [0] * count
         self.merges = [0] * count
         self.ledger = Ledger(count)
+        self.unit_book = UnitBook(count)
 
     def apply(self, record: TapeRecord) -> None:
         """Change the state as a record says. Records are applied in the tape's order, each once."""
@@ -145,11 +152,11 @@ class SyncerState:
                 self.term, self.epoch = record.term, record.epoch
                 self.next_round = max(self.next_round, record.next_round)
             case LearnerAdmitted():
-                self.incarnations[record.learner_id] = record.incarnation
-                self.life_ids[record.learner_id] = record.life_id
+                self._admitted(record)
+            case LeaseEnded():
+                del self.leases[record.learner_id]
                 self.anchors.pop(record.learner_id, None)
-                position = Amount(record.local_step, record.tokens)
-                self.ledger.admit(record.learner_id, record.incarnation, position)
+                self.ledger.close(record.learner_id, DiscardReason.LEASE_ENDED)
             case MembershipChanged():
                 self.global_step = max(self.global_step, record.global_step)
                 self.anchors = dict(record.anchors)
@@ -190,13 +197,22 @@ class SyncerState:
 
     # ---- records ---------------------------------------------------------------------------------
 
+    def _admitted(self, record: LearnerAdmitted) -> None:
+        self.incarnations[record.learner_id] = record.incarnation
+        self.life_ids[record.learner_id] = record.life_id
+        self.leases[record.learner_id] = Lease(shard=record.shard, first_unit=self.units.get(record.shard, 0))
+        self.anchors.pop(record.learner_id, None)
+        self.ledger.admit(record.learner_id, record.incarnation, Amount(record.local_step, record.tokens))
+
     def _journalled(self, record: ContributionJournalled) -> None:
         key = record.header.key
         self.pool[key.fragment_id][key] = Journalled(
             header=record.header, ref=record.ref, payload_bytes=record.payload_bytes
         )
         self.ledger.journalled(record.header)
-        self.units[key.learner_id] = max(self.units.get(key.learner_id, 0), record.header.unit_hi)
+        shard = self.leases[key.learner_id].shard
+        self.units[shard] = max(self.units.get(shard, 0), record.header.unit_hi)
+        self.unit_book.journalled(record.header, shard)
 
     def _discarded(self, record: ContributionDiscarded) -> None:
         key = record.header.key

@@ -58,6 +58,9 @@ class WorldSettings:
         decode_s: How long an update takes to decode.
         skewed: Each process has a clock of its own, which begins anywhere.
         late: Learners that aren't there at the start.
+        unlisted: Links of learners whose names nobody listed: u0, u1, ...; none is there at the start.
+        unlisted_max: How many of those names may take part.
+        num_spare_shards: Of the data, for them.
         joiners_max: That take moments of one donor at once.
     """
 
@@ -85,15 +88,23 @@ class WorldSettings:
     late: tuple[LearnerId, ...] = ()
     start_timeout_s: float = 60.0
     joiners_max: int = 2
+    unlisted: tuple[LinkProfile, ...] = ()
+    unlisted_max: int = 0
+    num_spare_shards: int = 0
 
     @property
     def learners(self) -> tuple[LearnerId, ...]:
-        """Names, in the order of `links`."""
+        """Names that are listed, in the order of `links`."""
         return tuple(LearnerId(f"m{index}") for index in range(len(self.links)))
+
+    @property
+    def joiners(self) -> tuple[LearnerId, ...]:
+        """Names that nobody listed, in the order of `unlisted`."""
+        return tuple(LearnerId(f"u{index}") for index in range(len(self.unlisted)))
 
     def link(self, learner_id: LearnerId) -> LinkProfile:
         """One learner's."""
-        return self.links[self.learners.index(learner_id)]
+        return dict(zip((*self.learners, *self.joiners), (*self.links, *self.unlisted), strict=True))[learner_id]
 
     @property
     def initial_digests(self) -> tuple[str, ...]:
@@ -133,6 +144,7 @@ class WorldSettings:
                 layout=("a layout",),
                 settings=(("a", "setting"),),
                 initial_digests=self.initial_digests,
+                unlisted_max=self.unlisted_max,
             ),
             schedule=self.schedule,
             policy=GracePolicy(
@@ -141,15 +153,14 @@ class WorldSettings:
                 safety=self.safety,
                 bound_steps=self.bound_steps,
             ),
-            intake=IntakeRules(
-                codec=_CODEC, fragments=self.sizes, batch_tokens=dict.fromkeys(self.learners, BATCH_TOKENS)
-            ),
+            intake=IntakeRules(codec=_CODEC, fragments=self.sizes, batch_tokens=BATCH_TOKENS),
             total_steps=GlobalStep(self.total_steps),
             lease_s=self.lease_s,
             start_timeout_s=self.start_timeout_s,
             shards=("",) * self.num_fragments,
             lossless=False,
             joiners_max=self.joiners_max,
+            num_spare_shards=self.num_spare_shards,
         )
 
     def for_learner(self) -> LearnerSettings:
