@@ -23,6 +23,7 @@ __all__ = [
     "LocalStep",
     "RegionName",
     "RoundId",
+    "ShardId",
     "Term",
     "TransferId",
     "Version",
@@ -30,6 +31,7 @@ __all__ = [
     "format_duration",
     "format_rate",
     "format_size",
+    "is_region_name",
     "parse_count",
     "parse_duration",
     "parse_rate",
@@ -40,12 +42,21 @@ RegionName = NewType("RegionName", str)
 LearnerId = NewType("LearnerId", str)
 FragmentId = NewType("FragmentId", int)
 RoundId = NewType("RoundId", int)
+ShardId = NewType("ShardId", int)
 TransferId = NewType("TransferId", int)
 Incarnation = NewType("Incarnation", int)
 Term = NewType("Term", int)
 Epoch = NewType("Epoch", int)
 GlobalStep = NewType("GlobalStep", int)
 LocalStep = NewType("LocalStep", int)
+
+_NAME_LENGTH_MAX: Final = 63
+_NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+def is_region_name(name: str) -> bool:
+    """Whether a region, and so its learner, may be called that: 1 to 63 of a-z, 0-9 and -."""
+    return 1 <= len(name) <= _NAME_LENGTH_MAX and _NAME_CHARACTERS.issuperset(name)
 
 
 @dataclass(frozen=True, slots=True, order=True)

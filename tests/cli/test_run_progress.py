@@ -409,3 +409,11 @@ def test_a_trainer_that_hangs_while_its_uplink_lives_is_named() -> None:
     assert not named(seen(25.0, 125, 90, moments="")), "it takes none before it has a peer's moments"
     assert not named(seen(50.0, 126, 91))
     assert not named(seen(100.0, 126, 91)), "where nobody trains there is another reason, which is shown"
+
+
+def test_who_joined_under_a_name_that_nobody_listed_is_shown_as_long_as_the_syncer_tells_of_it() -> None:
+    joined = {**STATUS["learners"][0], "learner_id": "spot-3"}
+    status = {**STATUS, "learners": [*STATUS["learners"], joined]}
+    shown = view(status)
+    assert [(region.name, region.state) for region in shown.regions][-1] == ("spot-3", "live")
+    assert [region.name for region in view(status, answering=False).regions] == ["us-east", "eu-west"]

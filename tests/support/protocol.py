@@ -24,6 +24,7 @@ from wan_diloco.units import (
     LearnerId,
     LocalStep,
     RoundId,
+    ShardId,
     Version,
 )
 
@@ -51,7 +52,7 @@ TERMS = Terms(
     settings=(("codec", "int4"), ("period", "4")),
     initial_digests=("initial-0", "initial-1"),
 )
-RULES = IntakeRules(codec="int4", fragments=(_SIZES, _SIZES), batch_tokens={EAST: BATCH_TOKENS, WEST: BATCH_TOKENS})
+RULES = IntakeRules(codec="int4", fragments=(_SIZES, _SIZES), batch_tokens=BATCH_TOKENS)
 
 
 def version(count: int, epoch: int = 0) -> Version:
@@ -78,6 +79,7 @@ def syncer_settings(
         start_timeout_s=60.0,
         shards=("", ""),
         lossless=lossless,
+        data_shards=((EAST, ShardId(0)), (WEST, ShardId(1))),
     )
 
 

@@ -75,8 +75,9 @@ def contribution(
     round_id: int = 0,
     attempt: int = 1,
     incarnation: int = 1,
+    units_before: int = 0,
 ) -> ContributionHeader:
-    """The header of a full-batch contribution."""
+    """The header of a full-batch contribution; its life began with its steps so many units before."""
     sizes = maths.codec.sizes(maths.table(fragment_id))
     return ContributionHeader(
         key=ContributionKey(
@@ -91,7 +92,7 @@ def contribution(
         step_hi=LocalStep(step_hi),
         tokens_lo=step_lo * BATCH_TOKENS,
         tokens_hi=step_hi * BATCH_TOKENS,
-        unit_hi=step_hi,
+        unit_hi=step_hi + units_before,
         codec=maths.codec.name,
         codes_bytes=sizes.codes_bytes,
         scales_bytes=sizes.scales_bytes,

@@ -151,6 +151,7 @@ class Learner:
         self.lows = [0] * len(initial)
         self.local_step = 0
         self.incarnation = 0
+        self.units_before = 0
         self.paces: list[int] = []
         self.granted_bytes_per_s = 0.0
         self.started = asyncio.Event()
@@ -231,6 +232,8 @@ class Learner:
             self.heard.append(message)
             match message:
                 case Welcome():
+                    if message.incarnation != self.incarnation:
+                        self.units_before = message.next_unit - self.local_step
                     self.incarnation = message.incarnation
                     self.report()
                     if message.started:
@@ -272,6 +275,7 @@ class Learner:
             round_id=pull.round_id,
             attempt=pull.attempt,
             incarnation=self.incarnation,
+            units_before=self.units_before,
         )
         with contextlib.suppress(TransportError):  # refused while it was still writing, perhaps: it is asked again
             await self._connection.upload(header, pack(payload.codes, payload.scales), 0.0)

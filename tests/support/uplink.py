@@ -31,7 +31,7 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.protocol.retry import RetryPolicy
 from wan_diloco.protocol.schedule import Schedule
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, RoundId, Term, Version
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, RoundId, ShardId, Term, Version
 
 __all__ = ["F0", "F1", "Uplink", "applied", "installed", "of", "pull", "said", "update"]
 
@@ -49,6 +49,7 @@ class Uplink:
         incarnation: int = 0,
         joined: bool | None = None,
         moments_step: int | None = None,
+        told: bool = True,
     ) -> None:
         self.machine = LearnerMachine(
             LearnerSettings(
@@ -74,6 +75,7 @@ class Uplink:
             rng=random.Random(1),
             joined=joined,
             moments_step=moments_step,
+            shard=ShardId(0) if incarnation and told else None,
         )
         self.now_s = 0.0
         self.step = 0
@@ -96,6 +98,7 @@ class Uplink:
                 anchor=self.step - global_step,
                 total_steps=GlobalStep(100),
                 versions=versions or (version(0), version(0)),
+                data_shard=ShardId(0),
                 next_unit=5,
                 shards=("", ""),
                 started=started,

@@ -23,7 +23,12 @@ def register(app: typer.Typer) -> None:
 
 def learner(
     files: ConfigFiles,
-    region: Annotated[str, typer.Option("--region", metavar="NAME", help="Which of the configured regions this is.")],
+    region: Annotated[
+        str,
+        typer.Option(
+            "--region", metavar="NAME", help="Which region this is: a listed one, or another if [unlisted] lets it in."
+        ),
+    ],
     run_folder: RunFolder,
     overrides: Overrides = None,
     *,

@@ -39,6 +39,8 @@ def check_regions(config: RunConfig) -> None:
             )
         if region.ranks > 1:
             raise ConfigError("a region trains with one rank", where=f"regions.{region.name}.ranks", hint="set it to 1")
+    if config.unlisted.ranks > 1:
+        raise ConfigError("a region trains with one rank", where="unlisted.ranks", hint="set it to 1")
 
 
 def check_memory(config: RunConfig, *, learners: int = 0, syncers: int = 0, replicas: int = 0) -> None:

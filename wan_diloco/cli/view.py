@@ -112,8 +112,10 @@ def view_of(
     learners = {str(learner.get("learner_id")): learner for learner in told.get("learners") or ()}
     traffic: Mapping[str, Any] = told.get("traffic") or {}
     standing = _standing(learners, told, history, now_s)
+    # Who joined under a name that nobody listed was started elsewhere: of its process only the syncer can tell.
+    joined = {name: ("running", 0) for name in sorted(learners) if answering and name not in processes}
     regions = []
-    for name, (condition, restarts) in processes.items():
+    for name, (condition, restarts) in {**processes, **joined}.items():
         if name != "syncer":
             learner = learners.get(name)
             state = _state(condition, learner, answering=answering and not ending, ended=bool(told.get("ended")))

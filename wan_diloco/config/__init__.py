@@ -27,6 +27,7 @@ from wan_diloco.config.schema import (
     RunSettings,
     SyncerSettings,
     SyncSettings,
+    UnlistedSettings,
     WireSettings,
 )
 from wan_diloco.config.sources import text_path
@@ -50,6 +51,7 @@ __all__ = [
     "RunSettings",
     "SyncSettings",
     "SyncerSettings",
+    "UnlistedSettings",
     "WireSettings",
     "adopt_rates",
     "check_schedule",

@@ -48,6 +48,7 @@ def adopt_rates(current: RunConfig, newer: RunConfig) -> Adopted:
                 else region
                 for region in current.regions
             ),
+            "unlisted": current.unlisted.model_copy(update={key: getattr(newer.unlisted, key) for key in _OF_REGION}),
         }
     )
     before, now, wished = (dict(_written(one)) for one in (current, config, newer))

@@ -57,6 +57,7 @@ def require_relations(config: RunConfig) -> None:
         ConfigError: At least one relation is broken; the text names every one.
     """
     problems = [*_model_problems(config), *_batch_problems(config), *_sync_problems(config), *_region_problems(config)]
+    problems += _unlisted_problems(config)
     problem = exposed(config.syncer.listen, insecure=config.syncer.insecure)
     if problem is not None:
         problems.append(problem)
@@ -88,11 +89,12 @@ def _batch_problems(config: RunConfig) -> Iterator[ConfigError]:
         )
         return
     sequences = batch // (length * passes)
-    for region in config.regions:
-        if sequences % region.ranks:
+    ranks = {f"regions.{region.name}.ranks": region.ranks for region in config.regions}
+    for where, num_ranks in {**ranks, "unlisted.ranks": config.unlisted.ranks}.items():
+        if sequences % num_ranks:
             yield ConfigError(
-                f"{region.ranks} ranks can't share {sequences} sequences evenly",
-                where=f"regions.{region.name}.ranks",
+                f"{num_ranks} ranks can't share {sequences} sequences evenly",
+                where=where,
                 hint="inner.batch_tokens / model.sequence_length / inner.accumulation must be a multiple of it",
             )
     if config.total_steps < 1:
@@ -169,6 +171,21 @@ def _shard_problems(config: RunConfig) -> Iterator[ConfigError]:
             )
 
 
+def _unlisted_problems(config: RunConfig) -> Iterator[ConfigError]:
+    if config.unlisted.learners_max and not config.spare_shards:
+        yield ConfigError(
+            f"must be more than {len(config.regions)} where unlisted.learners_max lets others in",
+            where="data.shards",
+            hint="each of them reads a part of the data that no region has",
+        )
+    if config.unlisted.learners_max and config.lockstep:
+        yield ConfigError(
+            "must be 0 in lockstep (sync.overlap_steps = 0)",
+            where="unlisted.learners_max",
+            hint="lockstep equals synchronous training of the listed regions",
+        )
+
+
 def ignored_settings(config: RunConfig) -> tuple[str, ...]:
     """One sentence for each setting that has no effect, or not the effect one would expect.
 
@@ -203,10 +220,11 @@ def _sync_warnings(config: RunConfig) -> Iterator[str]:
 
 
 def _journal_bytes(config: RunConfig) -> int:
-    """What a run writes into its journal: each region's contributions, and the publications."""
+    """The most that a run writes into its journal: each learner's contributions, and the publications."""
     bits = _CODEC_BITS[config.wire.codec]
     merges = config.total_steps / config.sync.period_steps
-    return int(config.model.num_parameters * bits / 8 * merges * (len(config.regions) + 1))
+    learners = len(config.regions) + min(config.unlisted.learners_max, len(config.spare_shards))
+    return int(config.model.num_parameters * bits / 8 * merges * (learners + 1))
 
 
 def _other_warnings(config: RunConfig) -> Iterator[str]:
@@ -224,9 +242,9 @@ def _other_warnings(config: RunConfig) -> Iterator[str]:
     given = model.hidden != automatic_hidden(model.dim, model.ffn_multiple)
     if given and model.ffn_multiple != type(model)().ffn_multiple:
         yield "model.ffn_multiple has no effect when model.hidden is given"
-    if config.data.split == "era" and len(config.regions) == 1:
+    if config.data.split == "era" and config.num_shards == 1:
         yield "data.split = era has no effect with one region"
-    if config.num_shards > len(config.regions):
+    if config.num_shards > len(config.regions) and not config.unlisted.learners_max:
         spare = config.num_shards - len(config.regions)
         yield f"data.shards is {config.num_shards}: {spare} of them are kept for regions that come later, and not read"
     if config.inner.warmup_steps >= config.total_steps:

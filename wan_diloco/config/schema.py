@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from wan_diloco.config.quantities import Count, Duration, Rate, Size
 from wan_diloco.config.relations import automatic_hidden, automatic_overwritten_steps, require_relations
+from wan_diloco.units import is_region_name
 
 __all__ = [
     "DataSettings",
@@ -29,6 +30,7 @@ __all__ = [
     "RunSettings",
     "SyncSettings",
     "SyncerSettings",
+    "UnlistedSettings",
     "WireSettings",
 ]
 
@@ -155,7 +157,8 @@ class DataSettings(_Settings):
 
     shards: int = Field(default=0, ge=0, le=4096)
     """Parts that the training text is cut into, for good; 0 for as many as there are regions at the start. More than
-    there are regions leaves spare ones, without which none can be added later."""
+    there are regions leaves spare ones: for regions that are added later, and to be lent, one each, to learners that
+    join under names that nobody listed (`[unlisted]`)."""
 
     @field_validator("source")
     @classmethod
@@ -364,8 +367,7 @@ class RegionSettings(_Settings):
     @field_validator("name")
     @classmethod
     def _valid_name(cls, value: str) -> str:
-        allowed = set("abcdefghijklmnopqrstuvwxyz0123456789-")
-        if 1 <= len(value) <= 63 and set(value) <= allowed:
+        if is_region_name(value):
             return value
         raise PydanticCustomError(
             "region_name",
@@ -377,6 +379,28 @@ class RegionSettings(_Settings):
     @classmethod
     def _valid_address(cls, value: str) -> str:
         return _host_port(value, empty=True)
+
+
+class UnlistedSettings(_Settings):
+    """`[unlisted]`: learners that join under names which `[[regions]]` doesn't list."""
+
+    learners_max: int = Field(default=0, ge=0, le=256)
+    """How many such names may take part over the whole run; 0 lets nobody in whose name isn't listed."""
+
+    ranks: int = Field(default=1, ge=1, le=65_536)
+    """Processes of each of them."""
+
+    uplink_bytes_per_s: Rate = Field(default=200e6 / 8, gt=0.0, alias="uplink")
+    """Cap on what each of them sends."""
+
+    downlink_bytes_per_s: Rate = Field(default=200e6 / 8, gt=0.0, alias="downlink")
+    """Cap on what each of them receives."""
+
+    step_time_min_s: Duration = Field(default=0.0, ge=0.0, le=_DAY_S, alias="step_time_min")
+    """Each step of theirs is stretched to at least this."""
+
+    channels: int = Field(default=0, ge=0, le=8)
+    """Connections over which their transfers may go; 0 for what `wire.channels` says."""
 
 
 class RunConfig(_Settings):
@@ -391,6 +415,7 @@ class RunConfig(_Settings):
     wire: WireSettings = WireSettings()
     syncer: SyncerSettings = SyncerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    unlisted: UnlistedSettings = UnlistedSettings()
     regions: Annotated[tuple[RegionSettings, ...], Field(strict=False, min_length=1, max_length=256)]
 
     @model_validator(mode="after")
@@ -414,14 +439,17 @@ class RunConfig(_Settings):
         return self.sync.overlap_steps == 0
 
     def region(self, name: str) -> RegionSettings:
-        """The region of that name.
+        """The region of that name; one that nobody listed has the settings of `[unlisted]`.
 
         Raises:
-            KeyError: No region has it.
+            KeyError: No region may have it.
         """
         for region in self.regions:
             if region.name == name:
                 return region
+        if self.unlisted.learners_max and is_region_name(name):
+            settings = self.unlisted.model_dump(mode="json", by_alias=True, exclude={"learners_max"})
+            return RegionSettings.model_validate({"name": name, **settings})
         raise KeyError(name)
 
     @property
@@ -433,6 +461,11 @@ class RunConfig(_Settings):
     def shards(self) -> dict[str, int]:
         """The part of the training text that is each region's, in the order of the regions."""
         return {region.name: place if region.shard < 0 else region.shard for place, region in enumerate(self.regions)}
+
+    @property
+    def spare_shards(self) -> tuple[int, ...]:
+        """The parts that are no listed region's."""
+        return tuple(sorted(set(range(self.num_shards)) - set(self.shards.values())))
 
     def agreement(self) -> tuple[tuple[str, str], ...]:
         """What learners and syncer must share, as sorted (key, canonical JSON) pairs; compared at Hello.

@@ -33,6 +33,7 @@ class TapeAudit:
         replaced: Of them, by a larger one of the same work.
         outstanding: Of them, whose fate was still open where the tape ends.
         double_merges: Steps' work that was merged more than once.
+        repeated_units: Units of data that a fragment has from more than one contribution.
         lost_acknowledged: Journalled work that was passed over though it could have been merged, or that a close named
             and no publication followed.
         unaccounted: Other things that can't be: merged without being journalled, versions that aren't contiguous.
@@ -49,6 +50,7 @@ class TapeAudit:
     replaced: int = 0
     outstanding: int = 0
     double_merges: int = 0
+    repeated_units: int = 0
     lost_acknowledged: int = 0
     unaccounted: int = 0
     rounds: int = 0
@@ -90,11 +92,16 @@ class _Auditor:
         self._versions: dict[int, tuple[int, int]] = {}
         self._rounds: set[int] = set()
         self._epoch = 0
+        # Of each life, the shard of the data that it reads; of each shard and fragment, the units that were merged.
+        self._shards: dict[tuple[str, int], int] = {}
+        self._units: dict[tuple[int, int], list[tuple[int, int, _Key]]] = defaultdict(list)
 
     def take(self, record: Mapping[str, Any]) -> None:
         match record.get("type"):
             case "SyncerStarted":
                 self._started(int(record.get("epoch", 0)))
+            case "LearnerAdmitted":
+                self._shards[str(record["learner_id"]), int(record["incarnation"])] = int(record["shard"])
             case "ContributionJournalled":
                 self._journalled(record["header"])
             case "ContributionDiscarded":
@@ -217,10 +224,22 @@ class _Auditor:
             self.audit.double_merges += 1
             self._wrong(f"round {round_id} merges {_said(key, step_hi)} again")
         covered.append((key[3], step_hi))
+        if (shard := self._shards.get(key[:2])) is not None:
+            self._read(round_id, key, step_hi, shard, int(header["unit_hi"]))
         standing = waiting.pop(key, None)
         if standing is None or standing[0] != step_hi:
             self.audit.unaccounted += 1
             self._wrong(f"round {round_id} merges {_said(key, step_hi)}, which isn't what was journalled")
+
+    def _read(self, round_id: int, key: _Key, step_hi: int, shard: int, unit_hi: int) -> None:
+        """A step takes one unit: what a contribution covers says which units are in it."""
+        unit_lo = unit_hi - (step_hi - key[3])
+        merged = self._units[shard, key[2]]
+        again = sum(max(0, min(unit_hi, hi) - max(unit_lo, lo)) for lo, hi, other in merged if other != key)
+        if again:
+            self.audit.repeated_units += again
+            self._wrong(f"round {round_id} merges {_said(key, step_hi)}: {again} units of data for the second time")
+        merged.append((unit_lo, unit_hi, key))
 
     def _publish(self, record: Mapping[str, Any]) -> None:
         round_id, fragment, version = int(record["round_id"]), int(record["fragment_id"]), _version(record["version"])

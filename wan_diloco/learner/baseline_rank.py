@@ -195,7 +195,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = load_config([Path(folder) / "config.json"], env={}).config
         # Whatever is wrong with the data shows before anybody waits for anybody.
-        model, units = build_model(config), open_shard(config, int(rank))
+        model, units = build_model(config), open_shard(config, config.shards[config.regions[int(rank)].name])
         observer = Observer(config, BaselineMode(mode), model, Path(folder), clock) if rank == "0" else None
         with stop_signals() as signals, file_group(Path(store), int(rank), int(world_size)) as group:
             return train(

@@ -15,7 +15,7 @@ from wan_diloco.protocol.events import (
     RequestSnapshot,
     SetPace,
 )
-from wan_diloco.units import Incarnation, LocalStep, Version
+from wan_diloco.units import Incarnation, LocalStep, ShardId, Version
 
 __all__ = [
     "Admitted",
@@ -63,6 +63,7 @@ class LearnerPosition:
         has_trained: Whether this life has taken a step.
         moments_step: The global step that its inner moments are of; None while they are at zero.
         state_bytes, state_layout: Length and fingerprint of the row of its inner moments.
+        shard: Of the data, which it reads; None before it was told.
     """
 
     incarnation: Incarnation
@@ -76,6 +77,7 @@ class LearnerPosition:
     state_bytes: int = 0
     state_layout: str = ""
     life_id: str = ""
+    shard: ShardId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

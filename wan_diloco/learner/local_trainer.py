@@ -31,14 +31,16 @@ from wan_diloco.training import load_optimizer_tensors, optimizer_tensors, zero_
 from wan_diloco.units import Epoch, FragmentId, Incarnation, LocalStep, TransferId, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
     from wan_diloco.algorithm.layout import Fragment, Layout
     from wan_diloco.config import RunConfig
-    from wan_diloco.learner.replica import Replica
+    from wan_diloco.learner.replica import Replica, UnitSource
     from wan_diloco.learner.slots import FragmentSlots
+    from wan_diloco.protocol.leases import Lease
+    from wan_diloco.units import ShardId
 
 __all__ = ["LocalTrainer"]
 
@@ -76,15 +78,25 @@ class LocalTrainer:
         layout: The run's fragments.
         slots: For values; the initial ones are put into them.
         life_id: Drawn by chance for this process; see `Hello`.
+        read_shard: Opens the data that the syncer lends; None where the replica has all that there are.
     """
 
     def __init__(
-        self, config: RunConfig, replica: Replica, layout: Layout, slots: FragmentSlots, *, life_id: str = ""
+        self,
+        config: RunConfig,
+        replica: Replica,
+        layout: Layout,
+        slots: FragmentSlots,
+        *,
+        life_id: str = "",
+        read_shard: Callable[[ShardId], UnitSource] | None = None,
     ) -> None:
         """Stand at step 0 of a first life, with no leave to take steps."""
         self._run = config.run.name
         self._sync = config.sync
         self._replica = replica
+        self._read_shard = read_shard
+        self._shard: ShardId | None = None
         self._layout = layout
         self._slots = slots
         self._fragments = [
@@ -157,6 +169,7 @@ class LocalTrainer:
             moments_step=self.global_step if self.has_trained else self._moments_step,
             state_bytes=self._slots.state.size,
             state_layout=self._moments.fingerprint,
+            shard=self._shard,
         )
 
     @property
@@ -210,9 +223,10 @@ class LocalTrainer:
                     moments_of = transfer
                 case AllowSteps(until_step=until_step):
                     self._until_step = until_step
-                case SetPace(anchor=anchor, total_steps=total_steps, next_unit=next_unit):
+                case SetPace(anchor=anchor, total_steps=total_steps, lease=lease):
                     self._anchor, self._total_steps = anchor, total_steps
-                    self._unit = self._unit if next_unit is None else next_unit
+                    if lease is not None:
+                        self._take_data(lease)
                 case Admitted(incarnation=incarnation):
                     self._incarnation = incarnation
                 case ExitLearner():
@@ -282,6 +296,11 @@ class LocalTrainer:
             step_lo=step_lo,
             tokens_lo=tokens_lo,
         )
+
+    def _take_data(self, lease: Lease) -> None:
+        self._shard, self._unit = lease.shard, lease.first_unit
+        if self._read_shard is not None:
+            self._replica.units = self._read_shard(lease.shard)
 
     def _take_moments(self, command: InstallMoments) -> None:
         """Take over a peer's, which the uplink has checked."""

@@ -66,7 +66,7 @@ class Replica:
     Args:
         config: The run; its model, inner and seed settings.
         model: To be trained in place, on its device.
-        units: Its data.
+        units: Its data; may be replaced by others between two steps.
         averager: For replicas that step together; None for one by itself.
     """
 
@@ -86,7 +86,7 @@ class Replica:
             eps=inner.eps,
         )
         self._inner = inner
-        self._units = units
+        self.units = units
         self._averager = averager
 
     def step(self, unit: int, *, global_step: int, total_steps: int) -> StepOutcome:
@@ -106,7 +106,7 @@ class Replica:
             final_fraction=inner.final_lr_fraction,
         )
         set_learning_rate(self.optimizer, rate)
-        inputs_BT, targets_BT = self._units.batch(unit)
+        inputs_BT, targets_BT = self.units.batch(unit)
         batches = list(zip(inputs_BT.chunk(inner.accumulation), targets_BT.chunk(inner.accumulation), strict=True))
         loss, tokens = accumulate_gradients(self.model, batches)
         if self._averager is not None:

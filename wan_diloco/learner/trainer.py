@@ -22,7 +22,7 @@ from wan_diloco.learner.local_trainer import LocalTrainer
 from wan_diloco.learner.moments import MomentsLayout
 from wan_diloco.learner.region import learner_group, torchrun_variables
 from wan_diloco.learner.replica import Replica
-from wan_diloco.learner.setup import open_shard, region_index
+from wan_diloco.learner.setup import DataShards, learner_region
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.stop_signals import StopSignals, stop_signals
 from wan_diloco.learner.uplink_process import UplinkProcess
@@ -158,7 +158,7 @@ def run_learner(
 
     Args:
         config: The run.
-        region: Which of its regions.
+        region: The learner's name: that of a listed region, or another where such may take part.
         run_folder: For the checkpoint, and the syncer's address when no other is known.
         resume: Go on from the checkpoint, if there is one.
         syncer: The syncer's address; empty for the region's own setting, else for what the run folder says.
@@ -172,20 +172,21 @@ def run_learner(
 
     Raises:
         TransportError: No uplink can be kept alive.
-        ConfigError: The region isn't there, or asks for more than one rank.
+        ConfigError: No such region may take part, or it asks for more than one rank.
         StorageLocked: Another learner of the region has the folder.
         DataError: Its shard can't be read.
     """
-    index = region_index(config, region)
-    _set_threads(threads, shared=len(config.regions) > 1 and not syncer and not config.regions[index].address)
+    own = learner_region(config, region)
+    _set_threads(threads, shared=len(config.regions) > 1 and not syncer and not own.address)
     with stop_signals() as signals, learner_group(torchrun_variables()) as group:
-        if max(group.world_size, config.regions[index].ranks) > 1:
+        if max(group.world_size, own.ranks) > 1:
             raise ConfigError("a region trains with one rank", where=f"regions.{region}.ranks", hint="set it to 1")
         layout = run_layout(config)
-        replica = Replica(config, build_model(config), open_shard(config, index))
+        shards = DataShards(config, region)
+        replica = Replica(config, build_model(config), shards.units)
         state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
         slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments], state_bytes)
-        trainer = LocalTrainer(config, replica, layout, slots, life_id=secrets.token_hex(16))
+        trainer = LocalTrainer(config, replica, layout, slots, life_id=secrets.token_hex(16), read_shard=shards.read)
         folder = checkpoint_folder(run_folder, region)
         # A second learner of the region would fence the first at the syncer: refused before it says a word.
         with FolderLock(folder.parent, f"learner of {region}"):
@@ -202,7 +203,7 @@ def run_learner(
                 code = TrainingLoop(
                     trainer=trainer,
                     uplink=uplink,
-                    step_time_min_s=config.regions[index].step_time_min_s,
+                    step_time_min_s=own.step_time_min_s,
                     checkpoints=checkpoints,
                     clock=clock,
                     signals=signals,

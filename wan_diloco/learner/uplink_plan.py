@@ -80,6 +80,7 @@ def learner_machine(
         rng=rng,
         joined=position.has_trained,
         moments_step=position.moments_step,
+        shard=position.shard,
     )
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from wan_diloco.protocol.messages import PROTOCOL_VERSION, Hello, RefusalReason, Refused
-from wan_diloco.units import Incarnation, LearnerId
+from wan_diloco.units import Incarnation, LearnerId, is_region_name
 
-__all__ = ["Terms", "differing_setting", "examine"]
+__all__ = ["Standing", "Terms", "differing_setting", "examine"]
+
+_NO_LIFE = Incarnation(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,8 @@ class Terms:
     """What a learner must agree with.
 
     Attributes:
-        learners: Names that may take part.
+        learners: Names that the configuration lists; each has a shard of the data for good.
+        unlisted_max: How many other names may take part over the whole run; 0 for none.
     """
 
     run: str
@@ -29,26 +32,46 @@ class Terms:
     layout: tuple[str, ...]
     settings: tuple[tuple[str, str], ...]
     initial_digests: tuple[str, ...]
+    unlisted_max: int = 0
 
 
-def examine(terms: Terms, hello: Hello, standing: Incarnation) -> Refused | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is known of a name when its Hello comes.
+
+    Attributes:
+        incarnation: The highest that it was ever given; 0 for none.
+        life_id: Of the process that lives it.
+        unlisted: How many names that nobody listed have taken part so far.
+    """
+
+    incarnation: Incarnation = _NO_LIFE
+    life_id: str = ""
+    unlisted: int = 0
+
+    def lives(self, hello: Hello) -> bool:
+        """Whether the process that says it lives the life that stands, also when it hasn't heard of it yet."""
+        same = bool(hello.life_id) and hello.life_id == self.life_id
+        return 0 < hello.incarnation == self.incarnation or (same and hello.incarnation <= self.incarnation)
+
+
+def examine(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
     """Why a Hello must be refused; None when it may be taken in.
 
     Args:
         terms: What it must agree with.
         hello: What it says.
-        standing: The highest incarnation ever given to this learner; 0 for none.
+        standing: What is known of its name.
     """
     if hello.protocol_version != PROTOCOL_VERSION:
         detail = f"the syncer speaks protocol {PROTOCOL_VERSION}, the learner {hello.protocol_version}"
         return _no(RefusalReason.PROTOCOL_VERSION, detail)
     if hello.run != terms.run:
         return _no(RefusalReason.OTHER_RUN, f"this syncer runs {terms.run!r}, the learner {hello.run!r}")
-    if hello.learner_id not in terms.learners:
-        known = ", ".join(terms.learners)
-        return _no(RefusalReason.UNKNOWN_LEARNER, f"no region {hello.learner_id!r} is configured, only {known}")
-    if hello.incarnation and hello.incarnation != standing:
-        detail = f"incarnation {hello.incarnation} of {hello.learner_id} is over, {standing} stands"
+    if hello.learner_id not in terms.learners and (refused := _unlisted(terms, hello, standing)) is not None:
+        return refused
+    if hello.incarnation and not standing.lives(hello):
+        detail = f"incarnation {hello.incarnation} of {hello.learner_id} is over, {standing.incarnation} stands"
         return _no(RefusalReason.FENCED, detail)
     return _differs(terms, hello)
 
@@ -56,6 +79,19 @@ def examine(terms: Terms, hello: Hello, standing: Incarnation) -> Refused | None
 def differing_setting(mine: Iterable[tuple[str, str]], theirs: Mapping[str, str]) -> tuple[str, str] | None:
     """The first setting, and my value, that isn't the same on the other side; None when all are."""
     return next(((key, value) for key, value in mine if theirs.get(key) != value), None)
+
+
+def _unlisted(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
+    """Why a name that nobody listed may not take part."""
+    if not terms.unlisted_max:
+        known = ", ".join(terms.learners)
+        return _no(RefusalReason.UNKNOWN_LEARNER, f"no region {hello.learner_id!r} is configured, only {known}")
+    if not is_region_name(hello.learner_id):
+        return _no(RefusalReason.UNKNOWN_LEARNER, f"{hello.learner_id!r} isn't a region's name")
+    if not standing.incarnation and standing.unlisted >= terms.unlisted_max:
+        detail = f"{standing.unlisted} names beside the configured ones have taken part, and no more may"
+        return _no(RefusalReason.TOO_MANY_LEARNERS, detail)
+    return None
 
 
 def _differs(terms: Terms, hello: Hello) -> Refused | None:

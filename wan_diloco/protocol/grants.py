@@ -41,11 +41,13 @@ class Ingress:
 
     Attributes:
         cap_bytes_per_s: Of all learners together, on the line; 0 for none.
-        uplinks: The cap of each learner's own uplink, in bytes per second.
+        uplinks: The cap of each configured learner's own uplink, in bytes per second.
+        unlisted_bytes_per_s: That of each other learner; 0 for none.
     """
 
     cap_bytes_per_s: float = 0.0
     uplinks: dict[LearnerId, float] = field(default_factory=dict)
+    unlisted_bytes_per_s: float = 0.0
 
     def rates(self, senders: Iterable[LearnerId]) -> dict[LearnerId, float]:
         """What each may send in all, on the line; empty where there is no cap.
@@ -53,7 +55,7 @@ class Ingress:
         Args:
             senders: All that may send.
         """
-        wants = {learner_id: self.uplinks.get(learner_id, math.inf) for learner_id in senders}
+        wants = {learner_id: self._uplink(learner_id) for learner_id in senders}
         return fair_shares(self.cap_bytes_per_s, wants) if self.cap_bytes_per_s else {}
 
     def extras_s(self, senders: Iterable[LearnerId], payload_bytes: int, spread_s: float) -> dict[LearnerId, float]:
@@ -67,6 +69,9 @@ class Ingress:
         extras_s = dict.fromkeys(senders, 0.0)
         line_bytes = _LINE_FACTOR * payload_bytes
         for learner_id, rate in self.rates(extras_s).items():
-            own_s = max(spread_s, line_bytes / self.uplinks.get(learner_id, math.inf))
+            own_s = max(spread_s, line_bytes / self._uplink(learner_id))
             extras_s[learner_id] = max(spread_s, line_bytes / rate) - own_s
         return extras_s
+
+    def _uplink(self, learner_id: LearnerId) -> float:
+        return self.uplinks.get(learner_id, self.unlisted_bytes_per_s or math.inf)

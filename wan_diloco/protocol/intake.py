@@ -6,14 +6,12 @@ on meanwhile. What a header says is checked against the negotiated layout before
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wan_diloco.protocol.messages import ContributionHeader, RefusalReason
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.units import LearnerId
 
-__all__ = ["FragmentSizes", "IntakeRules", "Refusal", "examine_contribution"]
+__all__ = ["FragmentSizes", "IntakeRules", "Refusal", "examine_contribution", "examine_data"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +33,12 @@ class IntakeRules:
     """What is negotiated about contributions.
 
     Attributes:
-        batch_tokens: The most tokens a step of each learner can have.
+        batch_tokens: The most tokens a step of a learner can have.
     """
 
     codec: str
     fragments: tuple[FragmentSizes, ...]
-    batch_tokens: Mapping[LearnerId, int]
+    batch_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,19 @@ def examine_contribution(rules: IntakeRules, state: SyncerState, header: Contrib
     return _form(rules, header) or _version(state, header) or _fate(state, header)
 
 
+def examine_data(state: SyncerState, header: ContributionHeader) -> Refusal | None:
+    """Why its data aren't its life's; None when they are.
+
+    A learner that was away, and comes back to find its data given to another, has trained on meanwhile. A step takes
+    one unit: work of more steps than its life has had units contains data that aren't its own any more.
+    """
+    lease, first_unit = state.leases[header.key.learner_id], header.unit_hi - header.steps
+    if first_unit >= lease.first_unit:
+        return None
+    detail = f"it begins with unit {first_unit} of shard {lease.shard}, and its life with {lease.first_unit}"
+    return Refusal(RefusalReason.OTHER_DATA, detail, resync=True)
+
+
 def _form(rules: IntakeRules, header: ContributionHeader) -> Refusal | None:
     if header.key.fragment_id >= len(rules.fragments):
         return Refusal(RefusalReason.GARBAGE, f"there is no fragment {header.key.fragment_id}")
@@ -75,7 +86,7 @@ def _form(rules: IntakeRules, header: ContributionHeader) -> Refusal | None:
         return Refusal(RefusalReason.WRONG_LENGTH, detail)
     if header.steps == 0:
         return Refusal(RefusalReason.NO_STEPS, "a contribution covers at least one step")
-    most = header.steps * rules.batch_tokens[header.key.learner_id]
+    most = header.steps * rules.batch_tokens
     if header.tokens > most:
         return Refusal(RefusalReason.TOO_MANY_TOKENS, f"{header.steps} steps have at most {most} tokens")
     return None
@@ -95,8 +106,10 @@ def _version(state: SyncerState, header: ContributionHeader) -> Refusal | None:
 
 
 def _fate(state: SyncerState, header: ContributionHeader) -> Refusal | None:
-    if state.incarnations.get(header.key.learner_id) != header.key.incarnation:
-        return Refusal(RefusalReason.FENCED, f"incarnation {header.key.incarnation} is over")
+    learner_id, incarnation = header.key.learner_id, header.key.incarnation
+    if learner_id not in state.leases or state.incarnations.get(learner_id) != incarnation:
+        return Refusal(RefusalReason.FENCED, f"incarnation {incarnation} is over")
     if not state.ledger.accepts(header):
-        return Refusal(RefusalReason.LATE, "the work of these steps has its fate already")
+        late = Refusal(RefusalReason.LATE, "the work of these steps has its fate already")
+        return examine_data(state, header) or late
     return None

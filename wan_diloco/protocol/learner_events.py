@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wan_diloco.protocol.common_events import ShowReason, TimerFired
+from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.messages import (
     ContributionHeader,
     LearnerMessage,
@@ -263,12 +264,12 @@ class SetPace:
     """The argument of the learning-rate schedule: global_step = local_step - anchor from now on.
 
     Attributes:
-        next_unit: Not None: the data position to go on from (at the first Welcome of a life).
+        lease: Not None: the data to go on with (at the first Welcome of a life).
     """
 
     anchor: int
     total_steps: GlobalStep
-    next_unit: int | None
+    lease: Lease | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, EXIT_OK
+from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, EXIT_OK, EXIT_TEMPORARY
 from wan_diloco.protocol.events import (
     AllowSteps,
     ApplyUpdate,
@@ -45,6 +45,7 @@ from wan_diloco.protocol.learner_donor import DonorPart
 from wan_diloco.protocol.learner_rejoin import RejoinDesk
 from wan_diloco.protocol.learner_slots import Counters, FragmentState, LearnerContext, LearnerSettings, Slot
 from wan_diloco.protocol.learner_uploads import UploadDesk
+from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.messages import (
     PROTOCOL_VERSION,
     Acknowledged,
@@ -67,11 +68,17 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.protocol.rejoin_messages import Donate, DonationOver, NoDonor, StateOffered, SyncerClock
 from wan_diloco.protocol.state_events import StateBroken, StateDescribed, StateFetched, StateProgress
-from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LocalStep, Version
+from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LocalStep, ShardId, Version
 
 __all__ = ["FragmentState", "LearnerMachine", "LearnerSettings"]
 
-_IDENTITY_REFUSED = frozenset({RefusalReason.FENCED, RefusalReason.UNKNOWN_LEARNER})
+# A name that may not take part, or not any more; data that may be free later; everything else is a wrong configuration.
+_EXIT_CODES = {
+    RefusalReason.FENCED: EXIT_AUTH,
+    RefusalReason.UNKNOWN_LEARNER: EXIT_AUTH,
+    RefusalReason.TOO_MANY_LEARNERS: EXIT_AUTH,
+    RefusalReason.NO_SHARD: EXIT_TEMPORARY,
+}
 
 
 class LearnerMachine:
@@ -85,6 +92,7 @@ class LearnerMachine:
         rng: For the jitter of reconnects.
         joined: This life has its first bases and moments, and takes steps; by default, whoever has an incarnation has.
         moments_step: The global step that the training loop's inner moments are of; None when it has none.
+        shard: Of the data, that the training loop reads; None when it was told of none yet.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class LearnerMachine:
         rng: random.Random,
         joined: bool | None = None,
         moments_step: int | None = None,
+        shard: ShardId | None = None,
     ) -> None:
         """Nothing is connected."""
         self.context = LearnerContext(
@@ -114,6 +123,7 @@ class LearnerMachine:
         self._rejoin = RejoinDesk(self.context, moments_step, settled=self._joined)
         self._donor = DonorPart(self.context)
         self._rng = rng
+        self._shard = shard
         self._total_steps = GlobalStep(0)
         self._heard = False
         # The training loop outlives an uplink, and may still go by an anchor that an earlier one told it.
@@ -234,7 +244,7 @@ class LearnerMachine:
             case Welcome():
                 self._welcome(message, now_s)
             case Refused():
-                code = EXIT_AUTH if message.reason in _IDENTITY_REFUSED else EXIT_CONFIG
+                code = _EXIT_CODES.get(message.reason, EXIT_CONFIG)
                 self._exit(f"refused ({message.reason}): {message.detail}", code)
             case Start():
                 self._started = True
@@ -275,11 +285,17 @@ class LearnerMachine:
         self._heard = True
         self._started = message.started
         new_life = message.incarnation != self.context.incarnation
+        if new_life and self.context.incarnation:
+            self._uploads.void()
         self.context.incarnation = message.incarnation
         if not self._joined:
             self._target = message.versions
         self.context.clock = SyncerClock(term=message.term, epoch=message.epoch, global_step=message.global_step)
-        self._pace(message.global_step, message.anchor, message.next_unit if new_life else None)
+        lease = None
+        if new_life or message.data_shard != self._shard:  # an earlier uplink may have died before it could tell
+            self._shard = message.data_shard
+            lease = Lease(shard=message.data_shard, first_unit=message.next_unit)
+        self._pace(message.global_step, message.anchor, lease)
         self._report(now_s)
         self._rejoin.welcomed(message, now_s)
         self._uploads.welcomed(now_s)
@@ -289,7 +305,7 @@ class LearnerMachine:
             self.context.link.granted_bytes_per_s = rate_bytes_per_s
             self.context.effects.append(LimitUplink(rate_bytes_per_s=rate_bytes_per_s or None))
 
-    def _pace(self, global_step: GlobalStep, anchor: int, next_unit: int | None = None) -> None:
+    def _pace(self, global_step: GlobalStep, anchor: int, lease: Lease | None = None) -> None:
         """The schedule's argument is the step last heard plus own steps since.
 
         In lockstep every learner stands at the same step, and its own count is exact where a message may
@@ -299,10 +315,10 @@ class LearnerMachine:
         lockstep = self.context.settings.overlap_steps == 0
         own = anchor if lockstep else self.context.counters.local_step - global_step
         self.context.clock = replace(self.context.clock, global_step=global_step)
-        if self._paced and own == self.context.anchor and next_unit is None:
+        if self._paced and own == self.context.anchor and lease is None:
             return
         self._paced, self.context.anchor = True, own
-        self.context.effects.append(SetPace(anchor=own, total_steps=self._total_steps, next_unit=next_unit))
+        self.context.effects.append(SetPace(anchor=own, total_steps=self._total_steps, lease=lease))
 
     # ---- boundaries ------------------------------------------------------------------------------
 

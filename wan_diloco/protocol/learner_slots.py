@@ -140,6 +140,7 @@ class LearnerContext:
         incarnation: The life that the syncer gave; 0 before the first Welcome.
         anchor: local_step - global_step, as well as it is known.
         clock: The syncer's, as heard last.
+        born_step: Where this life began, if the training loop had another before: work since older installs isn't its.
         work_until: The local step up to which a fragment that was asked for, and had nothing to give, needs work.
         effects: Of the event that is being handled, in order.
     """
@@ -152,6 +153,7 @@ class LearnerContext:
     link: Link = field(default_factory=Link)
     anchor: int = 0
     clock: SyncerClock = _NO_CLOCK
+    born_step: int = 0
     work_until: int = 0
     effects: list[LearnerEffect] = field(default_factory=list)
 

@@ -53,6 +53,14 @@ class UploadDesk:
         if slot.is_waiting and 2 * (self._upload_s or 0.0) > pull.window_s:
             self._decline(pull, DeclineReason.BUSY)
 
+    def void(self) -> None:
+        """The life that all this was of is over: nothing of it counts any more, and each fragment comes anew."""
+        self.context.born_step = self.context.counters.local_step
+        for slot in self.context.slots:
+            if slot.upload is not None:
+                self.context.effects.append(DropUpload(header=slot.upload))
+            slot.pull, slot.asked, slot.upload, slot.retry_s, slot.failures = None, None, None, None, 0
+
     def settle(self, now_s: float) -> None:
         """Ask for snapshots while places are free; offer again what nothing was heard of."""
         for slot in self.context.slots:
@@ -80,7 +88,7 @@ class UploadDesk:
 
     def _choice(self, fragment_id: FragmentId, slot: Slot, now_s: float) -> UploadChoice | None:
         pull, counters, schedule = slot.pull, self.context.counters, self.context.settings.schedule
-        if pull is None or slot.is_busy:
+        if pull is None or slot.is_busy or slot.state.step_lo < self.context.born_step:
             return None
         step = max(0, counters.local_step - self.context.anchor)
         since_offset = (step - schedule.offset(fragment_id)) % schedule.period_steps

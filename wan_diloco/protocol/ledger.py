@@ -33,6 +33,7 @@ class DiscardReason(StrEnum):
     STALE_BASE = "stale_base"
     REFUSED = "refused"
     CRASHED = "crashed"
+    LEASE_ENDED = "lease_ended"
     SYNCER_LOST = "syncer_lost"
     UNREADABLE = "unreadable"
     RUN_ENDED = "run_ended"

@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from wan_diloco.protocol.rejoin_messages import LearnerStateMessage, SyncerStateMessage
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, RoundId, Term, Version
+from wan_diloco.units import (
+    Epoch,
+    FragmentId,
+    GlobalStep,
+    Incarnation,
+    LearnerId,
+    LocalStep,
+    RoundId,
+    ShardId,
+    Term,
+    Version,
+)
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -69,6 +80,9 @@ class RefusalReason(StrEnum):
     OTHER_LAYOUT = "other_layout"
     OTHER_SETTINGS = "other_settings"
     OTHER_WEIGHTS = "other_weights"
+    # Of learners that nobody listed: as many names as may be have taken part; all their data are lent to live ones.
+    TOO_MANY_LEARNERS = "too_many_learners"
+    NO_SHARD = "no_shard"
     # A contribution.
     NON_FINITE = "non_finite"
     WRONG_LENGTH = "wrong_length"
@@ -84,6 +98,8 @@ class RefusalReason(StrEnum):
     DIGEST = "digest"
     # More than its sender can have done, or than it said before.
     IMPLAUSIBLE = "implausible"
+    # It contains data that its life was not given: of an earlier life of its sender.
+    OTHER_DATA = "other_data"
     # A call.
     OTHER_LEARNER = "other_learner"
     NO_HELLO = "no_hello"
@@ -244,12 +260,14 @@ class Welcome:
     """The answer to a Hello that is taken in.
 
     Attributes:
-        incarnation: The life that this session belongs to.
+        incarnation: The life that this session belongs to. Another than the Hello names is a new one: whatever was
+            under way for the old is void, and every fragment comes anew.
         global_step: Now.
         anchor: local_step - global_step of this learner, now.
         total_steps: T, fixed at the start of the run.
         versions: Current version of each fragment, the syncer's clock.
-        next_unit: First data unit that no journalled contribution of this learner contains.
+        data_shard: The shard of the data that this life reads.
+        next_unit: The first unit of that shard which no journalled contribution contains.
         shards: Address of the shard that owns each fragment; "" is this address.
         started: Whether `Start` has been given already.
     """
@@ -261,6 +279,7 @@ class Welcome:
     anchor: int
     total_steps: GlobalStep
     versions: tuple[Version, ...]
+    data_shard: ShardId
     next_unit: int
     shards: tuple[str, ...]
     started: bool
@@ -366,7 +385,7 @@ class ContributionHeader:
         round_id, attempt: The pull that it answers.
         base: The published version that the delta is relative to.
         step_hi, tokens_lo, tokens_hi: Cumulative counters; the contribution covers (step_lo, step_hi].
-        unit_hi: One past the last data unit that it contains, cumulative.
+        unit_hi: One past the last unit of its life's shard that it contains; a step takes one.
         codec: Name of the codec.
         codes_bytes, scales_bytes: Length of the two buffers before zstd; they follow from the layout.
     """

@@ -68,7 +68,7 @@ def examine_claim(
         header: Of a form that `examine_contribution` accepts.
         said_step: The local step that its sender's session told last.
         position: Where the life stands, by the ledger.
-        units: The sender's first data unit that isn't committed: a life starts there, and a step takes one.
+        units: The first unit of the sender's shard that isn't committed: a life starts there, and a step takes one.
         claim_max: From `claim_steps_max`.
         batch_tokens: The most tokens a step of this learner can have.
     """

@@ -7,12 +7,14 @@ from collections.abc import Sized
 from typing import Any
 
 from wan_diloco.errors import DecodeError
+from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger, Life, Settled
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.protocol.serial import from_json, to_json
 from wan_diloco.protocol.syncer_state import Journalled, StoredUpdate, SyncerState, Totals
 from wan_diloco.protocol.tape import RoundClosed
-from wan_diloco.units import Epoch, Incarnation, LearnerId, Term, Version
+from wan_diloco.protocol.unit_book import UnitBook
+from wan_diloco.units import Epoch, Incarnation, LearnerId, ShardId, Term, Version
 
 __all__ = ["state_from_json", "state_to_json"]
 
@@ -42,10 +44,12 @@ def state_to_json(state: SyncerState) -> dict[str, Any]:
         "updates": to_json(state.updates),
         "pool": [to_json(list(pool.values())) for pool in state.pool],
         "closed": to_json(list(state.closed.values())),
+        "leases": to_json(state.leases),
         "units": to_json(state.units),
         "shards": to_json(state.shards),
         "listed": to_json(state.listed),
         "total_steps": state.total_steps,
+        "unit_book": to_json(state.unit_book),
         "due_steps": list(state.due_steps),
         "merges": list(state.merges),
         "participation": to_json(dict(state.participation)),
@@ -85,9 +89,11 @@ def state_from_json(data: dict[str, Any]) -> SyncerState:
         pools = from_json(tuple[tuple[Journalled, ...], ...], data["pool"])
         state.pool = [{entry.header.key: entry for entry in pool} for pool in pools]
         state.closed = {record.fragment_id: record for record in from_json(tuple[RoundClosed, ...], data["closed"])}
-        state.units = from_json(dict[LearnerId, int], data["units"])
-        state.shards = from_json(dict[LearnerId, int], data["shards"])
-        state.listed = from_json(tuple[tuple[LearnerId, int], ...], data["listed"])
+        state.leases = from_json(dict[LearnerId, Lease], data["leases"])
+        state.units = from_json(dict[ShardId, int], data["units"])
+        state.unit_book = from_json(UnitBook, data["unit_book"])
+        state.shards = from_json(dict[LearnerId, ShardId], data["shards"])
+        state.listed = from_json(tuple[tuple[LearnerId, ShardId], ...], data["listed"])
         state.total_steps = int(data["total_steps"])
         state.due_steps = list(from_json(tuple[int, ...], data["due_steps"]))
         state.merges = list(from_json(tuple[int, ...], data["merges"]))
@@ -105,7 +111,7 @@ def _check_sizes(state: SyncerState) -> None:
     """Refuse a state whose lists aren't of one length: it would fail much later, in the middle of a run."""
     ledger = state.ledger
     per_fragment: list[Sized] = [state.initial_digests, state.versions, state.digests, state.updates, state.pool]
-    per_fragment += [state.due_steps, state.merges, ledger.merged, ledger.discarded]
+    per_fragment += [state.due_steps, state.merges, state.unit_book.last, ledger.merged, ledger.discarded]
     for life in ledger.lives.values():
         per_fragment += [life.running, life.ended, life.sealed]
     count = len(state.parameters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wan_diloco.protocol.syncer_machine import SyncerMachine
-from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, RoundId
+from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, RoundId, ShardId
 
 __all__ = ["LearnerStatus", "RoundStatus", "Status", "participation", "status_of"]
 
@@ -18,6 +18,7 @@ class LearnerStatus:
         silent_s: Since anything came from it.
         merged_fresh: In how many rounds it was.
         moments: Where the inner moments of its life came from: "own", "peer of NAME", "none"; empty before.
+        shard: Of the data, which its life reads; None after that was given to another.
     """
 
     learner_id: LearnerId
@@ -32,6 +33,7 @@ class LearnerStatus:
     silent_s: float
     merged_fresh: int
     moments: str
+    shard: ShardId | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Status:
         participation: Learners merged fresh, over rounds times live members; 0 before the first round.
         merges_min: Of the fragment that was merged least.
         balance: Of the ledger; 0 or a bug.
+        repeated_units: Units of data that came twice into the journal; 0 where installs overwrite, or a bug.
         trained_tokens, merged_tokens, outstanding_tokens, discarded_tokens: See the ledger.
     """
 
@@ -73,6 +76,7 @@ class Status:
     merges_min: int
     rejected: dict[str, int]
     balance: int
+    repeated_units: int
     trained_tokens: float
     merged_tokens: float
     outstanding_tokens: float
@@ -109,6 +113,7 @@ def status_of(machine: SyncerMachine, now_s: float) -> Status:
         merges_min=min(state.merges),
         rejected={reason.value: count for reason, count in state.rejected.items()},
         balance=ledger.balance,
+        repeated_units=state.unit_book.repeated,
         trained_tokens=ledger.trained_tokens,
         merged_tokens=ledger.merged_tokens,
         outstanding_tokens=ledger.outstanding_tokens,
@@ -135,9 +140,15 @@ def _learners(machine: SyncerMachine, now_s: float) -> tuple[LearnerStatus, ...]
             silent_s=now_s - member.heard_s,
             merged_fresh=machine.state.participation[member.learner_id],
             moments=member.moments,
+            shard=_shard(machine, member.learner_id),
         )
         for _, member in sorted(machine.context.membership.members.items())
     )
+
+
+def _shard(machine: SyncerMachine, learner_id: LearnerId) -> ShardId | None:
+    lease = machine.state.leases.get(learner_id)
+    return None if lease is None else lease.shard
 
 
 def _rounds(machine: SyncerMachine, now_s: float) -> tuple[RoundStatus, ...]:

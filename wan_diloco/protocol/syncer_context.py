@@ -20,13 +20,21 @@ from wan_diloco.protocol.plausibility import claim_steps_max, leap_steps_max
 from wan_diloco.protocol.quorum import Estimates, GracePolicy, ResponseTimes
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import LearnerAdmitted, RunEnded, RunStarted, ShardsAssigned, SyncerStarted, TapeRecord
-from wan_diloco.units import FragmentId, GlobalStep, LearnerId
+from wan_diloco.protocol.tape import (
+    LearnerAdmitted,
+    LeaseEnded,
+    RunEnded,
+    RunStarted,
+    ShardsAssigned,
+    SyncerStarted,
+    TapeRecord,
+)
+from wan_diloco.units import FragmentId, GlobalStep, LearnerId, ShardId
 
 __all__ = ["SyncerContext", "SyncerSettings"]
 
 # What fences must be known to the next process whatever else is lost.
-_KEPT = (SyncerStarted, ShardsAssigned, LearnerAdmitted, RunStarted, RunEnded)
+_KEPT = (SyncerStarted, ShardsAssigned, LearnerAdmitted, LeaseEnded, RunStarted, RunEnded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +49,8 @@ class SyncerSettings:
         durable: Nothing is acknowledged or sent before it is durable; otherwise only lives, and a run's start and end.
         ingress: What may come in, at the start; it can be changed.
         joiners_max: Learners that one donor gives its moments to at once.
-        data_shards: The part of the training text that is each learner's; empty where there is none to divide.
+        data_shards: The part of the training text that is each configured learner's.
+        spare_shards: The parts that are none's.
     """
 
     terms: Terms
@@ -56,7 +65,8 @@ class SyncerSettings:
     ingress: Ingress = field(default_factory=Ingress)
     joiners_max: int = 2
     durable: bool = True
-    data_shards: tuple[tuple[LearnerId, int], ...] = ()
+    data_shards: tuple[tuple[LearnerId, ShardId], ...] = ()
+    spare_shards: tuple[ShardId, ...] = ()
 
     @property
     def rounds_max(self) -> int:

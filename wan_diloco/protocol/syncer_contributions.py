@@ -6,7 +6,7 @@ Part of the syncer's machine; `intake.examine_contribution` says whether, this s
 from __future__ import annotations
 
 from wan_diloco.protocol.events import AcceptUpload, RefuseUpload, SessionId, UploadFailed, UploadStored
-from wan_diloco.protocol.intake import Refusal, examine_contribution
+from wan_diloco.protocol.intake import Refusal, examine_contribution, examine_data
 from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, ContributionRefused, RefusalReason
 from wan_diloco.protocol.plausibility import examine_claim
 from wan_diloco.protocol.syncer_context import SyncerContext
@@ -84,14 +84,15 @@ class ContributionDesk:
         if refusal is not None:
             return refusal
         learner_id = header.key.learner_id
-        return examine_claim(
+        claimed = examine_claim(
             header,
             said_step=self.context.membership.members[learner_id].local_step,
             position=state.ledger.lives[learner_id, header.key.incarnation].position,
-            units=state.units.get(learner_id, 0),
+            units=state.units.get(state.leases[learner_id].shard, 0),
             claim_max=settings.claim_steps_max,
-            batch_tokens=settings.intake.batch_tokens[learner_id],
+            batch_tokens=settings.intake.batch_tokens,
         )
+        return claimed or examine_data(state, header)
 
     def _repeated(self, session: SessionId, header: ContributionHeader) -> None:
         """It is in the journal or merged already: say so again. A newer attempt may count on it."""

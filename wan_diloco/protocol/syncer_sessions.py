@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from wan_diloco.protocol.admission import examine
+from wan_diloco.protocol.admission import Standing, examine
 from wan_diloco.protocol.events import SessionId
 from wan_diloco.protocol.ledger import Amount
 from wan_diloco.protocol.membership import Member
@@ -28,9 +28,10 @@ from wan_diloco.protocol.plausibility import examine_report
 from wan_diloco.protocol.rejoin_messages import StateDeclined, StateReady, StateSettled, StateWanted
 from wan_diloco.protocol.syncer_context import SyncerContext
 from wan_diloco.protocol.syncer_donors import DonorDesk
+from wan_diloco.protocol.syncer_leases import LeaseDesk
 from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.tape import LearnerAdmitted
-from wan_diloco.units import GlobalStep, Incarnation
+from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId
 
 __all__ = ["SessionDesk"]
 
@@ -53,6 +54,7 @@ class SessionDesk:
         self.context = context
         self.conductor = conductor
         self.donors = donors
+        self._leases = LeaseDesk(context)
 
     def said(self, session: SessionId, message: LearnerMessage, now_s: float) -> None:
         """A control message came."""
@@ -101,12 +103,13 @@ class SessionDesk:
                 assert_never(message)
 
     def _hello(self, session: SessionId, hello: Hello, now_s: float) -> None:
-        state = self.context.state
+        state, learner_id = self.context.state, hello.learner_id
         if self.context.membership.of(session) is not None:
             state.rejected_once(RefusalReason.GARBAGE)
             self.context.close(session, "a second Hello")
             return
-        refused = examine(self.context.settings.terms, hello, state.incarnations.get(hello.learner_id, Incarnation(0)))
+        standing = self._standing(learner_id)
+        refused = examine(self.context.settings.terms, hello, standing)
         if refused is not None:
             self._refuse_session(session, refused)
             return
@@ -114,44 +117,65 @@ class SessionDesk:
             self.context.send(session, Stop(reason="the run has ended", global_step=GlobalStep(state.global_step)))
             self.context.close(session, "the run has ended")
             return
-        incarnation = hello.incarnation
-        if not incarnation and hello.life_id and state.life_ids.get(hello.learner_id) == hello.life_id:
-            # It has not heard of its life yet. A Hello that was held up on a connection it has given up since must not
-            # begin another, which nobody would live and which would fence the one that somebody does.
-            incarnation = state.incarnations[hello.learner_id]
-        begins = not incarnation
-        if begins:
-            incarnation = Incarnation(state.incarnations.get(hello.learner_id, 0) + 1)
-            record = LearnerAdmitted(
-                learner_id=hello.learner_id,
-                incarnation=incarnation,
-                local_step=hello.local_step,
-                tokens=hello.tokens,
-                life_id=hello.life_id,
-            )
-            self.context.record(record, durable=True)
-            self.context.responses.forget(hello.learner_id)
-        earlier = self.context.membership.welcome(
-            hello.learner_id, incarnation, session, hello.local_step, hello.tokens, now_s
+        # A Hello that was held up on a connection which its learner has given up since must not begin another life,
+        # which nobody would live and which would fence the one that somebody does.
+        begins = learner_id not in state.leases or not standing.lives(hello)
+        if begins and (refused := self._begin_life(hello, now_s)) is not None:
+            self._refuse_session(session, refused)
+            return
+        self._welcome(session, hello, now_s, begins=begins)
+        self.conductor.ask_again(now_s)
+
+    def _standing(self, learner_id: LearnerId) -> Standing:
+        state, listed = self.context.state, self.context.settings.terms.learners
+        return Standing(
+            incarnation=state.incarnations.get(learner_id, Incarnation(0)),
+            life_id=state.life_ids.get(learner_id, ""),
+            unlisted=sum(name not in listed for name in state.incarnations),
         )
+
+    def _begin_life(self, hello: Hello, now_s: float) -> Refused | None:
+        """Admit a new life, if there are data for it."""
+        shard = self._leases.lend(hello.learner_id, now_s)
+        if isinstance(shard, Refused):
+            return shard
+        record = LearnerAdmitted(
+            learner_id=hello.learner_id,
+            incarnation=Incarnation(self.context.state.incarnations.get(hello.learner_id, 0) + 1),
+            local_step=hello.local_step,
+            tokens=hello.tokens,
+            life_id=hello.life_id,
+            shard=shard,
+        )
+        self.context.record(record, durable=True)
+        self.context.responses.forget(hello.learner_id)
+        return None
+
+    def _welcome(self, session: SessionId, hello: Hello, now_s: float, *, begins: bool) -> None:
+        context, state, learner_id = self.context, self.context.state, hello.learner_id
+        incarnation, lease = state.incarnations[learner_id], state.leases[learner_id]
+        earlier = context.membership.welcome(learner_id, incarnation, session, hello.local_step, hello.tokens, now_s)
         if earlier is not None:
-            self.context.close(earlier, "a newer session of the same learner")
-        self.context.downlink.connected(hello.learner_id, new_life=begins)
-        member = self.context.membership.members[hello.learner_id]
+            context.close(earlier, "a newer session of the same learner")
+        context.downlink.connected(learner_id, new_life=begins)
+        if hello.incarnation not in (0, incarnation):
+            # It trained on as a life that is over: what its weights have since their bases must not be merged.
+            for index in range(context.downlink.num_fragments):
+                context.downlink.want_resync(learner_id, FragmentId(index))
         welcome = Welcome(
             incarnation=incarnation,
             term=state.term,
             epoch=state.epoch,
-            global_step=GlobalStep(self.context.membership.global_step),
-            anchor=member.anchor,
-            total_steps=self.context.settings.total_steps,
+            global_step=GlobalStep(context.membership.global_step),
+            anchor=context.membership.members[learner_id].anchor,
+            total_steps=context.settings.total_steps,
             versions=tuple(state.versions),
-            next_unit=state.units.get(hello.learner_id, 0),
-            shards=self.context.settings.shards,
+            data_shard=lease.shard,
+            next_unit=state.units.get(lease.shard, 0),
+            shards=context.settings.shards,
             started=state.started,
         )
-        self.context.send(session, welcome)
-        self.conductor.ask_again(now_s)
+        context.send(session, welcome)
 
     def _refuse_session(self, session: SessionId, refused: Refused) -> None:
         self.context.state.rejected_once(refused.reason)
@@ -193,7 +217,7 @@ class SessionDesk:
             said_step=member.local_step,
             position=Amount(report.local_step, report.tokens) if life is None else life.position,
             claim_max=settings.claim_steps_max,
-            batch_tokens=settings.intake.batch_tokens[member.learner_id],
+            batch_tokens=settings.intake.batch_tokens,
         )
         if refusal is None:
             return True

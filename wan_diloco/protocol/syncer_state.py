@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from wan_diloco.protocol.epochs import begin_epoch, refragment
+from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, MergedNote, RefusalReason
 from wan_diloco.protocol.tape import (
@@ -22,6 +23,7 @@ from wan_diloco.protocol.tape import (
     ContributionsLost,
     FragmentPublished,
     LearnerAdmitted,
+    LeaseEnded,
     MembershipChanged,
     MergeEntry,
     ProgressNoted,
@@ -33,7 +35,8 @@ from wan_diloco.protocol.tape import (
     SyncerStarted,
     TapeRecord,
 )
-from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, Term, Version
+from wan_diloco.protocol.unit_book import UnitBook
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, ShardId, Term, Version
 
 __all__ = ["Journalled", "StoredUpdate", "SyncerState", "Totals"]
 
@@ -100,9 +103,10 @@ class SyncerState:
         updates: Stored publications of each fragment, oldest first, at most `keep_updates`.
         pool: Journalled contributions that no close record names.
         closed: Rounds that are closed and not yet published, by fragment.
-        units: First data unit of each learner that isn't committed.
-        shards: The part of the training text that belongs to each learner that ever took part.
-        listed: Learners that may take part now, with their shards.
+        leases: Which data the standing life of each learner reads; of one whose lease has ended there is none.
+        units: First unit of each shard that isn't committed.
+        shards: The part of the training text that belongs to each learner that was ever configured.
+        listed: Learners that are configured now, with their shards.
         total_steps: T, once the run has started.
         global_step: At least this far.
         due_steps: Of each fragment, the global step at which its last closed round was due; 0 before. One less where
@@ -128,15 +132,17 @@ class SyncerState:
     updates: list[list[StoredUpdate]] = field(default_factory=list)
     pool: list[dict[ContributionKey, Journalled]] = field(default_factory=list)
     closed: dict[FragmentId, RoundClosed] = field(default_factory=dict)
-    units: dict[LearnerId, int] = field(default_factory=dict)
-    shards: dict[LearnerId, int] = field(default_factory=dict)
-    listed: tuple[tuple[LearnerId, int], ...] = ()
+    leases: dict[LearnerId, Lease] = field(default_factory=dict)
+    units: dict[ShardId, int] = field(default_factory=dict)
+    shards: dict[LearnerId, ShardId] = field(default_factory=dict)
+    listed: tuple[tuple[LearnerId, ShardId], ...] = ()
     due_steps: list[int] = field(default_factory=list)
     merges: list[int] = field(default_factory=list)
     participation: Counter[LearnerId] = field(default_factory=Counter)
     rejected: Counter[RefusalReason] = field(default_factory=Counter)
     totals: Totals = field(default_factory=Totals)
     ledger: Ledger = field(init=False)
+    unit_book: UnitBook = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin at the initial weights."""
@@ -148,6 +154,7 @@ class SyncerState:
         self.due_steps = [0] * count
         self.merges = [0] * count
         self.ledger = Ledger(count)
+        self.unit_book = UnitBook(count)
 
     def apply(self, record: TapeRecord) -> None:
         """Change the state as a record says. Records are applied in the tape's order, each once."""
@@ -162,11 +169,9 @@ class SyncerState:
             case Refragmented():
                 refragment(self, record)
             case LearnerAdmitted():
-                self.incarnations[record.learner_id] = record.incarnation
-                self.life_ids[record.learner_id] = record.life_id
-                self.anchors.pop(record.learner_id, None)
-                position = Amount(record.local_step, record.tokens)
-                self.ledger.admit(record.learner_id, record.incarnation, position)
+                self._admitted(record)
+            case LeaseEnded():
+                self._leaves(record.learner_id, DiscardReason.LEASE_ENDED)
             case MembershipChanged():
                 self.global_step = max(self.global_step, record.global_step)
                 self.anchors = dict(record.anchors)
@@ -208,14 +213,28 @@ class SyncerState:
     # ---- records ---------------------------------------------------------------------------------
 
     def _assigned(self, record: ShardsAssigned) -> None:
+        before, names = dict(self.listed), dict(record.shards)
         self.listed = record.shards
         self.shards.update(record.shards)
-        names = {learner_id for learner_id, _ in record.shards}
-        for learner_id in self.incarnations:
-            if learner_id not in names:
-                # What it had journalled still counts, and its units stay its own.
-                self.ledger.close(learner_id, DiscardReason.REMOVED)
-                self.anchors.pop(learner_id, None)
+        for learner_id in before.keys() - names.keys():
+            # What it had journalled still counts, and its shard stays its own.
+            self._leaves(learner_id, DiscardReason.REMOVED)
+        for learner_id, lease in list(self.leases.items()):
+            if names.get(learner_id) != lease.shard and lease.shard in names.values():
+                # What was lent is some region's now.
+                self._leaves(learner_id, DiscardReason.LEASE_ENDED)
+
+    def _leaves(self, learner_id: LearnerId, reason: DiscardReason) -> None:
+        self.leases.pop(learner_id, None)
+        self.anchors.pop(learner_id, None)
+        self.ledger.close(learner_id, reason)
+
+    def _admitted(self, record: LearnerAdmitted) -> None:
+        self.incarnations[record.learner_id] = record.incarnation
+        self.life_ids[record.learner_id] = record.life_id
+        self.leases[record.learner_id] = Lease(shard=record.shard, first_unit=self.units.get(record.shard, 0))
+        self.anchors.pop(record.learner_id, None)
+        self.ledger.admit(record.learner_id, record.incarnation, Amount(record.local_step, record.tokens))
 
     def _journalled(self, record: ContributionJournalled) -> None:
         key = record.header.key
@@ -223,7 +242,9 @@ class SyncerState:
             header=record.header, ref=record.ref, payload_bytes=record.payload_bytes
         )
         self.ledger.journalled(record.header)
-        self.units[key.learner_id] = max(self.units.get(key.learner_id, 0), record.header.unit_hi)
+        shard = self.leases[key.learner_id].shard
+        self.units[shard] = max(self.units.get(shard, 0), record.header.unit_hi)
+        self.unit_book.journalled(record.header, shard)
 
     def _discarded(self, record: ContributionDiscarded) -> None:
         key = record.header.key

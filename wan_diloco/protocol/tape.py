@@ -10,7 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, RefusalReason
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, RoundId, Term, Version
+from wan_diloco.units import (
+    Epoch,
+    FragmentId,
+    GlobalStep,
+    Incarnation,
+    LearnerId,
+    LocalStep,
+    RoundId,
+    ShardId,
+    Term,
+    Version,
+)
 
 __all__ = [
     "ContributionDiscarded",
@@ -18,6 +29,7 @@ __all__ = [
     "ContributionsLost",
     "FragmentPublished",
     "LearnerAdmitted",
+    "LeaseEnded",
     "MembershipChanged",
     "MergeEntry",
     "Missing",
@@ -30,6 +42,8 @@ __all__ = [
     "SyncerStarted",
     "TapeRecord",
 ]
+
+_FIRST_SHARD = ShardId(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +72,7 @@ class ShardsAssigned:
         shards: Of each configured learner.
     """
 
-    shards: tuple[tuple[LearnerId, int], ...]
+    shards: tuple[tuple[LearnerId, ShardId], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +103,7 @@ class LearnerAdmitted:
 
     Attributes:
         life_id: Of the process that asked for it; see `Hello`.
+        shard: Of the data: it goes on where the shard's committed units end.
     """
 
     learner_id: LearnerId
@@ -96,6 +111,20 @@ class LearnerAdmitted:
     local_step: LocalStep
     tokens: int
     life_id: str = ""
+    shard: ShardId = _FIRST_SHARD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEnded:
+    """A life that is not live is over, since another learner needs its data; what it had journalled still counts.
+
+    Attributes:
+        shard: Free from now on.
+    """
+
+    learner_id: LearnerId
+    incarnation: Incarnation
+    shard: ShardId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +272,7 @@ TapeRecord = (
     | ShardsAssigned
     | Refragmented
     | LearnerAdmitted
+    | LeaseEnded
     | MembershipChanged
     | RunStarted
     | ContributionJournalled

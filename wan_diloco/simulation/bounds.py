@@ -1,6 +1,7 @@
 """Bounded memory: what the machines keep has bounds that follow from the run's settings, not from its length.
 
-With M learners, P fragments, U uploads under way a learner, and R rounds in progress:
+With M learners (the listed ones, and as many others as may join), P fragments, U uploads under way a learner, and R
+rounds in progress:
 
     rounds in progress, verdicts, retries       R          queue                     P
     stored updates of a fragment                keep_updates
@@ -9,6 +10,7 @@ With M learners, P fragments, U uploads under way a learner, and R rounds in pro
                                                 time that it took the published value anew
     lives in the ledger                         M, and those of which journalled work is left
     intervals of a life and fragment            1 running, 2 ended; sealed 4
+    data: leases, units, spans of a fragment    M, a shard, a shard
     sessions that are ending                    those whose end the driver hasn't told yet
     reasons shown                               5 a learner, 1 a fragment, 5 of the run
     a learner's fragments                       P, of which U are busy
@@ -72,7 +74,8 @@ def _sizes(
     machine: SyncerMachine, settings: WorldSettings, sessions: int, resyncs: Sequence[int]
 ) -> Iterator[tuple[str, int, int]]:
     context, conductor, state = machine.context, machine.conductor, machine.state
-    learners, fragments = len(settings.learners), settings.num_fragments
+    learners, fragments = len(settings.learners) + settings.unlisted_max, settings.num_fragments
+    shards = len(settings.learners) + settings.num_spare_shards
     rounds = context.settings.rounds_max
     yield "rounds open", len(conductor.open) + len(state.closed), rounds
     yield "rounds due", len(conductor.queue), fragments
@@ -87,10 +90,12 @@ def _sizes(
     yield "sessions that are ending", len(context.closing), sessions
     yield "members", len(context.membership.members), learners
     yield "sessions", len(context.membership.sessions), sessions
-    for books in (state.incarnations, state.anchors, state.units, state.participation):
+    for books in (state.incarnations, state.anchors, state.leases, state.participation):
         yield "learners", len(books), learners
+    yield "shards", len(state.units), shards
     for index in range(fragments):
         yield f"updates of fragment {index}", len(state.updates[index]), settings.keep_updates
+        yield f"units of fragment {index}", len(state.unit_book.last[index]), shards
         lives = {(key.learner_id, key.incarnation) for key in state.pool[index]}
         yield f"work of fragment {index}", len(state.pool[index]), _KEYS_A_LIFE * len(lives) + resyncs[index]
     owing = {(key.learner_id, key.incarnation) for pool in state.pool for key in pool}

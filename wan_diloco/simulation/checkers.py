@@ -20,32 +20,21 @@ from wan_diloco.protocol.tape import (
     ContributionsLost,
     FragmentPublished,
     LearnerAdmitted,
+    LeaseEnded,
     MergeEntry,
     RoundClosed,
     RunEnded,
     SyncerStarted,
     TapeRecord,
 )
+from wan_diloco.simulation.lease_book import LeaseBook
+from wan_diloco.simulation.violations import Violation, must
 from wan_diloco.units import Epoch, FragmentId, LearnerId, RoundId, Term, Version
 
 __all__ = ["Invariants", "Violation", "must"]
 
 
 _BALANCED_AT_ONCE = 4
-
-
-class Violation(AssertionError):
-    """An invariant doesn't hold: a bug of ours."""
-
-
-def must(holds: bool, problem: str) -> None:
-    """An invariant.
-
-    Raises:
-        Violation: It doesn't hold.
-    """
-    if not holds:
-        raise Violation(problem)
 
 
 @dataclass(slots=True)
@@ -55,6 +44,7 @@ class Invariants:
     Args:
         quorum: K.
         durable: Nothing may be done before what it rests on is durable.
+        leases: The books of who reads which data.
 
     Attributes:
         merged: Keys of all contributions that were merged.
@@ -62,7 +52,7 @@ class Invariants:
         written: The same as the process that runs knows it: some of it may not be durable yet.
         stored_hi: Up to which step contributions are durable, by learner, fragment and first step; also those that
             have their fate.
-        admitted, units: The life that stands of each learner, and its first data unit that isn't committed.
+        admitted: The life that stands of each learner.
         fresh_in, fresh_at: Of each learner, its merges with staleness 0: fragment, and count of the version
             that they made, or own local step that they reached up to.
         merging_now: Closed rounds that aren't published, by fragment.
@@ -70,13 +60,13 @@ class Invariants:
 
     quorum: int
     durable: bool = True
+    leases: LeaseBook = field(default_factory=LeaseBook)
     merged: set[ContributionKey] = field(default_factory=set)
     covered: dict[tuple[LearnerId, int, FragmentId], int] = field(default_factory=dict)
     journalled: dict[ContributionKey, ContributionHeader] = field(default_factory=dict)
     written: dict[ContributionKey, ContributionHeader] = field(default_factory=dict)
     stored_hi: dict[tuple[LearnerId, FragmentId, int], int] = field(default_factory=dict)
     admitted: dict[LearnerId, int] = field(default_factory=dict)
-    units: dict[LearnerId, int] = field(default_factory=dict)
     versions: dict[FragmentId, Version] = field(default_factory=dict)
     digests: dict[tuple[FragmentId, Version], str] = field(default_factory=dict)
     closed: set[RoundId] = field(default_factory=set)
@@ -120,6 +110,11 @@ class Invariants:
                 before = self.admitted.get(record.learner_id, 0)
                 must(record.incarnation == before + 1, f"life {before} is followed by {record.incarnation}")
                 self.admitted[record.learner_id] = record.incarnation
+                self.leases.admitted(record)
+            case LeaseEnded():
+                standing = self.admitted.get(record.learner_id)
+                must(standing == record.incarnation, f"the lease of life {record.incarnation} ends, {standing} stands")
+                self.leases.lease_ended(record)
             case ContributionJournalled():
                 self._journalled(record.header)
             case ContributionDiscarded():
@@ -145,6 +140,8 @@ class Invariants:
         must(pool == self.journalled, "a restart loses what was acknowledged, or finds what was not")
         must(state.closed == self.merging_now, "a restart forgets rounds that are closed")
         must(dict(state.incarnations) == self.admitted, "a restart forgets who was admitted")
+        holders = {lease.shard: learner_id for learner_id, lease in state.leases.items()}
+        must(holders == self.leases.holders, "a restart forgets who reads which data")
 
     def saw(self, fragment_id: FragmentId, version: Version, digest: str) -> None:
         """Somebody holds a version of a fragment with that digest."""
@@ -213,7 +210,7 @@ class Invariants:
         self.journalled[key] = header
         place = (key.learner_id, key.fragment_id, int(key.step_lo))
         self.stored_hi[place] = max(self.stored_hi.get(place, 0), header.step_hi)
-        self.units[key.learner_id] = max(self.units.get(key.learner_id, 0), header.unit_hi)
+        self.leases.journalled(header)
 
     def _closed(self, record: RoundClosed) -> None:
         fragment_id, version = record.fragment_id, self.versions.get(record.fragment_id, Version(self.epoch, 0))
@@ -236,6 +233,7 @@ class Invariants:
         must(entry.header.base.epoch == record.from_version.epoch, f"{key} is of another epoch")
         must(behind in (0, 1) and behind == entry.staleness, f"{key} is merged {behind} versions behind")
         self.merged.add(key)
+        self.leases.merged(entry.header)
         # Also no step twice under different keys: the intervals of a life don't overlap.
         life = (key.learner_id, int(key.incarnation), key.fragment_id)
         must(self.covered.get(life, 0) <= key.step_lo, f"{key} covers steps that were merged before")
@@ -260,6 +258,9 @@ class Invariants:
         must(len(left) == len(closed.entries) - len(record.keys) < len(closed.entries), "what is lost wasn't there")
         if left:
             self.merging_now[record.fragment_id] = replace(closed, entries=left)
+        for entry in closed.entries:
+            if entry.header.key in record.keys:
+                self.leases.lost(entry.header)
         for key in record.keys:
             # A later contribution of that key contains all of its work, and may be merged.
             self.merged.discard(key)

@@ -146,10 +146,10 @@ def _of_learner(world: MachineWorld, fault: Fault, node: LearnerNode) -> bool:
             world.part(node, _DOWN, fault.lasts_s)
         case FaultKind.KILL if node.runs:
             world.kill(node)
-            world.agenda.after(fault.lasts_s, lambda: _revive(world, node))
+            world.agenda.after(fault.lasts_s, lambda: world.start_again(node))
         case FaultKind.LEAVE if connected and not node.is_frozen:
             node.leave()
-            world.agenda.after(fault.lasts_s, lambda: _revive(world, node))
+            world.agenda.after(fault.lasts_s, lambda: world.start_again(node))
         case FaultKind.UPLINK if node.runs and not node.is_frozen:
             world.restart_uplink(node)
         case FaultKind.HANG:
@@ -169,9 +169,3 @@ def _of_learner(world: MachineWorld, fault: Fault, node: LearnerNode) -> bool:
         case _:
             return False
     return True
-
-
-def _revive(world: MachineWorld, node: LearnerNode) -> None:
-    # Somebody may have started another process of it meanwhile.
-    if world.nodes[node.learner_id] is node:
-        world.revive(node)

@@ -45,14 +45,16 @@ from wan_diloco.protocol.events import (
     UpdateBroken,
 )
 from wan_diloco.protocol.learner_machine import FragmentState, LearnerMachine
+from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.messages import ContributionHeader, Goodbye, LearnerMessage, RefusalReason, SegmentKind
 from wan_diloco.protocol.rejoin_messages import StateSettled
 from wan_diloco.simulation.agenda import Agenda
 from wan_diloco.simulation.bounds import check_learner
 from wan_diloco.simulation.checkers import Invariants, must
+from wan_diloco.simulation.lease_book import Unit
 from wan_diloco.simulation.state_exchange import StateExchange
 from wan_diloco.simulation.world_settings import BATCH_TOKENS, PARAMETERS, LinkProfile, WorldSettings
-from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, TransferId, Version
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, ShardId, TransferId, Version
 
 __all__ = ["LearnerNode", "Note", "Surroundings"]
 
@@ -116,6 +118,8 @@ class LearnerNode:
         moments: What its inner moments are, a symbol: whose, and as of which of its steps; empty while it has none.
         moments_step: The global step that they are of.
         pinned: What it has to give, a symbol: whose, and as of which of its steps.
+        shard, unit: The data that its next step takes; of none before the syncer has said which.
+        read: The data that each of its steps took, from the first on.
         steps_s: (time, local step) of each boundary.
 
     Args:
@@ -148,6 +152,10 @@ class LearnerNode:
         self.pinned = ""
         self.local_step = 0
         self.tokens = 0
+        self.shard: ShardId | None = None
+        self.unit = 0
+        self.read: list[Unit] = []
+        self._lease: Lease | None = None
         self._barren_until_s = 0.0
         self.alive = True
         self.exit_code: int | None = None
@@ -240,10 +248,11 @@ class LearnerNode:
             states,
             local_step=LocalStep(self.local_step),
             tokens=self.tokens,
-            unit=self.local_step,
+            unit=self.unit,
             rng=self._rng,
             joined=self.local_step > 0,
             moments_step=self.moments_step,
+            shard=self.shard,
         )
 
     def _thaw(self) -> None:
@@ -317,7 +326,9 @@ class LearnerNode:
                     self._moments_of = effect
                 case ReleaseState():
                     self.pinned = ""
-                case SetPace() | LimitUplink() | SetRoundTrip() | ShowReason():
+                case SetPace():
+                    self._lease = effect.lease or self._lease
+                case LimitUplink() | SetRoundTrip() | ShowReason():
                     pass
                 case ExitLearner():
                     self.exit_code = effect.exit_code
@@ -338,6 +349,7 @@ class LearnerNode:
             must(
                 span == (since, self.local_step), f"{self.learner_id} sends steps {span}, not {since, self.local_step}"
             )
+            self._world.invariants.leases.made(header, self.read[since : self.local_step])
         self._world.offer(self, header)
 
     def _apply(self, effect: ApplyUpdate) -> None:
@@ -367,9 +379,12 @@ class LearnerNode:
         """What the training loop does between two steps."""
         self._stepping = False
         must(self._settled or not stepped, f"{self.learner_id} takes a step before it has its moments")
-        self.local_step += stepped
+        if stepped:
+            self._step()
         finite = self._world.agenda.now_s >= self._barren_until_s
         self.tokens += BATCH_TOKENS * (stepped and finite)
+        if (lease := self._lease) is not None:
+            self.shard, self.unit, self._lease = lease.shard, lease.first_unit, None
         installed = self._install()
         wanted, self._wanted = sorted(self._wanted), set()
         pin, self._pin = self._pin, 0
@@ -387,7 +402,7 @@ class LearnerNode:
         passed = BoundaryPassed(
             local_step=LocalStep(self.local_step),
             tokens=self.tokens,
-            unit=self.local_step,
+            unit=self.unit,
             step_time_s=self.link.step_s,
             loss=1.0 if finite else None,
             learning_rate=0.1,
@@ -397,6 +412,13 @@ class LearnerNode:
             moments_of=TransferId(0) if taken is None else taken.transfer,
         )
         self._handle(passed)
+
+    def _step(self) -> None:
+        must(self.shard is not None, f"{self.learner_id} takes a step before it knows its data")
+        assert self.shard is not None
+        self.read.append((self.shard, self.unit))
+        self.local_step += 1
+        self.unit += 1
 
     def _install(self) -> tuple[Installed, ...]:
         installed = []

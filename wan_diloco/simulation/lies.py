@@ -142,7 +142,7 @@ def _header(world: MachineWorld, node: LearnerNode) -> ContributionHeader:
         step_hi=LocalStep(node.local_step + 1),
         tokens_lo=tokens,
         tokens_hi=node.tokens + BATCH_TOKENS,
-        unit_hi=node.local_step + 1,
+        unit_hi=node.unit + 1,
         codec=world.settings.for_learner().codec,
         codes_bytes=size.codes_bytes,
         scales_bytes=size.scales_bytes,
@@ -197,7 +197,7 @@ _OF_WELCOMED: tuple[LearnerMessage, ...] = (
 )
 
 _LIES: tuple[Lie, ...] = (
-    _stranger(learner_id=LearnerId("nobody")),
+    _stranger(learner_id=LearnerId("no region")),
     _stranger(incarnation=Incarnation(99)),
     _stranger(protocol_version=PROTOCOL_VERSION + 1),
     _stranger(run="another"),

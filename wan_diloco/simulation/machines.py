@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from wan_diloco.errors import EXIT_TEMPORARY
 from wan_diloco.protocol.events import (
     AcceptUpload,
     CloseSession,
@@ -41,6 +42,7 @@ from wan_diloco.protocol.tape import TapeRecord
 from wan_diloco.simulation.agenda import Agenda
 from wan_diloco.simulation.checkers import Invariants, must
 from wan_diloco.simulation.learner_node import LearnerNode, Note
+from wan_diloco.simulation.lease_book import LeaseBook
 from wan_diloco.simulation.liveliness import Liveliness
 from wan_diloco.simulation.state_exchange import StateExchange
 from wan_diloco.simulation.syncer_disk import SyncerDisk
@@ -57,6 +59,8 @@ _KEEPALIVE_S = 8.0
 _KEEPALIVE_SPREAD_S = 4.0
 # How much later the last words on a broken connection come.
 _LAST_WORDS_S = 0.6
+# Until who asked to be started again is.
+_RESTART_S = 3.0
 # Of streams that break, how many break when all is there.
 _BROKEN_AND_THERE = 0.3
 
@@ -85,7 +89,8 @@ class MachineWorld:
         self._uploads_max = settings.uploads_max
         self.rng = random.Random(seed)
         self.agenda = Agenda()
-        self.invariants = Invariants(settings.quorum, settings.durable)
+        book = LeaseBook(settings.learners, settings.num_spare_shards)
+        self.invariants = Invariants(settings.quorum, settings.durable, book)
         self.talk = Talk(settings, self.invariants)
         self.note = note
         self.loses: Callable[[SyncerEffect], bool] = lambda _: self.happens(settings.drop)
@@ -224,6 +229,11 @@ class MachineWorld:
     def revive(self, node: LearnerNode) -> LearnerNode:
         """A new life, from the initial weights, with nothing of its own left."""
         return self.join(node.learner_id, node.link)
+
+    def start_again(self, node: LearnerNode) -> None:
+        """A new life in place of one that is over, unless somebody has started one meanwhile."""
+        if self.nodes[node.learner_id] is node:
+            self.revive(node)
 
     def doom_syncer(self, effects: int, down_s: float) -> bool:
         """Crash the syncer in the middle of that many effects from now, and start it again after `down_s`."""
@@ -394,6 +404,8 @@ class MachineWorld:
         """A learner's process ends, and with it its connection."""
         self.watch(effect)
         self.agenda.after(0.0, lambda: self.cut(node))
+        if effect.exit_code == EXIT_TEMPORARY:
+            self.agenda.after(_RESTART_S, lambda: self.start_again(node))  # as a supervisor does
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -79,13 +79,23 @@ class Talk:
         self._step_s: dict[LearnerId, float] = {}
         self._reported: tuple[SessionId, LearnerId, float] | None = None
         self._left: set[LearnerId] = set()
+        # Whom this process of the syncer has welcomed: only of them it knows for how long they have been silent.
+        self._known: set[LearnerId] = set()
         self._measured: set[tuple[LearnerId, int]] = set()
         self._meant: dict[RoundId, tuple[FragmentId, Term]] = {}
         self._attempts: dict[tuple[RoundId, int], _Attempt] = {}
 
     def restarted(self, now_s: float) -> None:
         """The syncer is another process: all sessions are gone; whoever was there has a lease to come back."""
-        for books in (self._hellos, self._lives, self._standing, self._ended, self._measured, self._step_s):
+        for books in (
+            self._hellos,
+            self._lives,
+            self._standing,
+            self._ended,
+            self._measured,
+            self._step_s,
+            self._known,
+        ):
             books.clear()
         self._donations.restarted()
         self._heard_s = dict.fromkeys(self._heard_s, now_s)
@@ -144,6 +154,7 @@ class Talk:
             (session, reporter, step_s), self._reported = self._reported, None
             if not any(isinstance(effect, CloseSession) and effect.session == session for effect in effects):
                 self._step_s[reporter] = step_s
+        self._invariants.leases.decided(effects, lambda learner_id: self._is_here(learner_id, now_s))
         for effect in effects:
             match effect:
                 case Record(record=RoundClosed() as closed):
@@ -183,16 +194,19 @@ class Talk:
         must(session not in self._ended, f"session {session} is welcomed after its end")
         standing = self._invariants.admitted.get(learner_id, 0)
         asked_again = self._born.get(learner_id) == (hello.life_id, standing)
-        if hello.incarnation:
+        has_data = learner_id in self._invariants.leases.holders.values()
+        if has_data and hello.incarnation and not asked_again:
             must(incarnation == hello.incarnation == standing, f"life {incarnation} is welcomed, {standing} stands")
-        elif asked_again:
+        elif has_data and asked_again:
             must(incarnation == standing, f"who lives {standing} asked twice, and gets another: {incarnation}")
         else:
+            is_own = hello.incarnation in (0, standing) or asked_again
+            must(is_own, f"life {hello.incarnation} of {learner_id} is over, and is welcomed as another")
             must(incarnation > standing, f"a new life gets the number {incarnation}, {standing} was given before")
             self._born[learner_id] = (hello.life_id, incarnation)
             self._step_s.pop(learner_id, None)
-        units = self._invariants.units.get(learner_id, 0)
-        must(welcome.next_unit >= units, f"{learner_id} is told unit {welcome.next_unit}, {units} are committed")
+        self._invariants.leases.welcomed((learner_id, incarnation), welcome)
+        self._known.add(learner_id)
         self._lives[session] = (learner_id, incarnation)
         self._standing[learner_id] = session
         self._heard_s[learner_id] = now_s
@@ -258,6 +272,10 @@ class Talk:
     def _is_live(self, learner_id: LearnerId, now_s: float) -> bool:
         silent_s = now_s - self._heard_s.get(learner_id, float("-inf"))
         return learner_id not in self._left and silent_s <= self._lease_s(learner_id) + _TINY_S
+
+    def _is_here(self, learner_id: LearnerId, now_s: float) -> bool:
+        """Beyond doubt."""
+        return learner_id in self._known and self._is_live(learner_id, now_s + 2 * _TINY_S)
 
     def _reachable(self, learner_id: LearnerId, incarnation: int, now_s: float) -> bool:
         """Beyond doubt: whose lease ends in this instant isn't."""

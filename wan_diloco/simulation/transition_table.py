@@ -21,6 +21,7 @@ SYNCER: dict[str, tuple[str, ...]] = {
     "Hello": (
         "nothing",
         "record LearnerAdmitted",
+        "record LeaseEnded",
         "say Welcome",
         "say Refused",
         "CloseSession",
@@ -76,7 +77,16 @@ _GIVES = ("say StateReady", "GiveState")
 LEARNER: dict[str, tuple[str, ...]] = {
     "Connected": ("say Hello",),
     "ConnectionLost": ("nothing",),
-    "Welcome": ("SetPace", "say Report", "StartUpload", "AllowSteps", "SetRoundTrip", "RequestSnapshot", *_MOMENTS),
+    "Welcome": (
+        "SetPace",
+        "say Report",
+        "StartUpload",
+        "DropUpload",
+        "AllowSteps",
+        "SetRoundTrip",
+        "RequestSnapshot",
+        *_MOMENTS,
+    ),
     "Refused": ("ExitLearner",),
     "Start": ("nothing", "AllowSteps"),
     "Pace": ("nothing", "SetPace", "LimitUplink", "AllowSteps", "SetRoundTrip"),
@@ -130,6 +140,7 @@ CLOSES = (
     "goodbye",
     "a contribution in another's name",
     "a report that can't be true",
+    "its data lease has ended",
 )
 # Why a member isn't fresh in a round, besides that it declined.
 MISSING = ("late", "away")
@@ -140,7 +151,20 @@ RESTARTS = (
     "after the end",
     "a torn record",
 )
-SHOWN = ("start", "quorum", "member", "leap", "fragment", "finite", "storage", "end", "syncer", "donor", "moments")
+SHOWN = (
+    "start",
+    "quorum",
+    "member",
+    "leap",
+    "lease",
+    "fragment",
+    "finite",
+    "storage",
+    "end",
+    "syncer",
+    "donor",
+    "moments",
+)
 
 # What can't be in the star, and why.
 UNREACHABLE: dict[str, str] = {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from wan_diloco.errors import EXIT_AUTH, EXIT_OK
+from wan_diloco.errors import EXIT_AUTH, EXIT_OK, EXIT_TEMPORARY
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.simulation.checkers import Violation
 from wan_diloco.simulation.faults import Fault, FaultKind, befall
@@ -119,9 +119,13 @@ def _silent(who: str, event: object, effects: Sequence[object]) -> None:
 
 
 def _expected_codes(world: MachineWorld, node: LearnerNode) -> tuple[int, ...]:
-    """Who stands exits in peace; a fenced twin is refused, unless it hears of the run's end before."""
+    """Who stands exits in peace; a fenced twin is refused, unless it hears of the run's end before.
+
+    Who joins under a name that nobody listed may find all data lent, and is then started again.
+    """
     stands = node.machine.incarnation == world.syncer.state.incarnations.get(node.learner_id)
-    return (EXIT_OK,) if stands else (EXIT_OK, EXIT_AUTH)
+    codes = (EXIT_OK,) if stands else (EXIT_OK, EXIT_AUTH)
+    return (*codes, EXIT_TEMPORARY) if node.learner_id in world.settings.joiners else codes
 
 
 def _random_link(rng: random.Random) -> LinkProfile:

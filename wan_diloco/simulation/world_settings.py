@@ -13,7 +13,7 @@ from wan_diloco.protocol.retry import RetryPolicy
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.protocol.syncer_machine import SyncerSettings
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.units import GlobalStep, Incarnation, LearnerId
+from wan_diloco.units import GlobalStep, Incarnation, LearnerId, ShardId
 
 __all__ = ["BATCH_TOKENS", "PARAMETERS", "LinkProfile", "WorldSettings"]
 
@@ -58,6 +58,9 @@ class WorldSettings:
         decode_s: How long an update takes to decode.
         skewed: Each process has a clock of its own, which begins anywhere.
         late: Learners that aren't there at the start.
+        unlisted: Links of learners whose names nobody listed: u0, u1, ...; none is there at the start.
+        unlisted_max: How many of those names may take part.
+        num_spare_shards: Of the data, for them.
         durable: What is acknowledged and sent is durable before; otherwise it is so a little later.
         flush_s: Until then.
         joiners_max: That take moments of one donor at once.
@@ -87,17 +90,25 @@ class WorldSettings:
     late: tuple[LearnerId, ...] = ()
     start_timeout_s: float = 60.0
     joiners_max: int = 2
+    unlisted: tuple[LinkProfile, ...] = ()
+    unlisted_max: int = 0
+    num_spare_shards: int = 0
     durable: bool = True
     flush_s: float = 2.0
 
     @property
     def learners(self) -> tuple[LearnerId, ...]:
-        """Names, in the order of `links`."""
+        """Names that are listed, in the order of `links`."""
         return tuple(LearnerId(f"m{index}") for index in range(len(self.links)))
+
+    @property
+    def joiners(self) -> tuple[LearnerId, ...]:
+        """Names that nobody listed, in the order of `unlisted`."""
+        return tuple(LearnerId(f"u{index}") for index in range(len(self.unlisted)))
 
     def link(self, learner_id: LearnerId) -> LinkProfile:
         """One learner's."""
-        return self.links[self.learners.index(learner_id)]
+        return dict(zip((*self.learners, *self.joiners), (*self.links, *self.unlisted), strict=True))[learner_id]
 
     @property
     def initial_digests(self) -> tuple[str, ...]:
@@ -137,6 +148,7 @@ class WorldSettings:
                 layout=("a layout",),
                 settings=(("a", "setting"),),
                 initial_digests=self.initial_digests,
+                unlisted_max=self.unlisted_max,
             ),
             schedule=self.schedule,
             policy=GracePolicy(
@@ -145,9 +157,7 @@ class WorldSettings:
                 safety=self.safety,
                 bound_steps=self.bound_steps,
             ),
-            intake=IntakeRules(
-                codec=_CODEC, fragments=self.sizes, batch_tokens=dict.fromkeys(self.learners, BATCH_TOKENS)
-            ),
+            intake=IntakeRules(codec=_CODEC, fragments=self.sizes, batch_tokens=BATCH_TOKENS),
             total_steps=GlobalStep(self.total_steps),
             lease_s=self.lease_s,
             start_timeout_s=self.start_timeout_s,
@@ -155,7 +165,8 @@ class WorldSettings:
             lossless=False,
             joiners_max=self.joiners_max,
             durable=self.durable,
-            data_shards=tuple((learner, shard) for shard, learner in enumerate(self.learners)),
+            data_shards=tuple((learner, ShardId(shard)) for shard, learner in enumerate(self.learners)),
+            spare_shards=tuple(ShardId(len(self.learners) + number) for number in range(self.num_spare_shards)),
         )
 
     def for_learner(self) -> LearnerSettings:

@@ -33,6 +33,18 @@ _HARMLESS = frozenset({FaultKind.SNAPSHOT, FaultKind.NEW_CAPS})
 _OFTEN = (FaultKind.SNAPSHOT, FaultKind.NEW_CAPS, FaultKind.LIE)
 _OF_SYNCER = (FaultKind.CRASH, FaultKind.CRASH, FaultKind.RESTART)
 _OTHERS = tuple(kind for kind in FaultKind if kind not in SYNCER_ENDS | _HARMLESS | {FaultKind.JOIN_LATE})
+# The share of worlds in which learners join whom nobody listed, and what befalls those, whose data others need.
+_JOINED = 0.35
+_OF_JOINERS = (
+    FaultKind.HANG,
+    FaultKind.HANG,
+    FaultKind.KILL,
+    FaultKind.LEAVE,
+    FaultKind.HALF_OPEN,
+    FaultKind.ONE_WAY_UP,
+    FaultKind.TWIN,
+    FaultKind.UPLINK,
+)
 # Faults come within this share of a run; what is left shows that all is well again.
 _TROUBLED = 0.65
 
@@ -148,11 +160,36 @@ def draw_world(seed: int, attempt: int = 0) -> Trial:
         durable=lockstep or rng.random() < 0.85,
         flush_s=rng.choice([0.2, 2.0, 20.0]),
     )
-    return Trial(
+    trial = Trial(
         settings=settings,
         faults=_faults(rng, seed, settings, lasting=attempt == 0),
         seed=rng.getrandbits(32),
         insists=True,
+    )
+    return _joined(trial, random.Random(f"{seed} joiners"), upload_max_s)
+
+
+def _joined(trial: Trial, rng: random.Random, upload_max_s: float) -> Trial:
+    """The same, where in some worlds learners join under names that nobody listed: drawn apart from all else."""
+    settings = trial.settings
+    if settings.overlap_steps == 0 or rng.random() > _JOINED:
+        return trial
+    number = rng.choice([1, 2, 2, 3, 3])
+    settings = replace(
+        settings,
+        unlisted=tuple(_link(rng, upload_max_s) for _ in range(number)),
+        unlisted_max=max(1, number - (rng.random() < 0.2)),
+        num_spare_shards=rng.choice([1, 1, number]),
+        lease_s=2.0,
+    )
+    faults = [_fault(rng, FaultKind.JOIN_LATE, learner_id, 0.6 * settings.calm_s) for learner_id in settings.joiners]
+    kinds = [rng.choice(_OF_JOINERS) for _ in range(rng.randint(2, 3 * number))]
+    for kind in kinds:
+        fault = _fault(rng, kind, rng.choice(settings.joiners), settings.calm_s)
+        # Others need its data only when it is away for longer than a lease.
+        faults.append(replace(fault, lasts_s=settings.lease_s * rng.choice([0.5, 2.5, 5.0])))
+    return replace(
+        trial, settings=settings, faults=tuple(sorted([*trial.faults, *faults], key=lambda fault: fault.at_s))
     )
 
 

@@ -51,6 +51,7 @@ def conclude(run_folder: Path, state: SyncerState, *, wall_s: float, finished: b
         num_fragments=len(state.parameters),
         wall_s=wall_s,
         rejected={reason.value: count for reason, count in state.rejected.items()},
+        repeated_units=state.unit_book.repeated,
         finished=finished,
         unevaluated=unevaluated,
     )

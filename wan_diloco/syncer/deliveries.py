@@ -13,9 +13,9 @@ from typing import Any, Final
 from wan_diloco.errors import JournalError, StorageError, TransportError
 from wan_diloco.protocol.events import SendUpdate, SessionId, SyncerEvent, TransferBroken
 from wan_diloco.syncer.fragments_store import FragmentStore, Hold
+from wan_diloco.syncer.named_sessions import NamedSessions
 from wan_diloco.syncer.updates import PublishedValue, Updates
 from wan_diloco.transport.interface import Session
-from wan_diloco.units import LearnerId
 
 __all__ = ["Deliveries"]
 
@@ -33,8 +33,8 @@ class Deliveries:
     Args:
         store: All fragments.
         updates: Packs them.
-        sessions, names: That are there; changed by whoever has them.
-        chunk_bytes: How large a learner's chunks are now.
+        sessions: That are there; changed by whoever has them.
+        named: Whose they are, and their caps.
         spawn: Runs a task beside everything else.
         emit: Takes `TransferBroken`.
         tell: Told what the operator should know: an event and a sentence.
@@ -46,8 +46,7 @@ class Deliveries:
         store: FragmentStore,
         updates: Updates,
         sessions: Mapping[SessionId, Session],
-        names: Mapping[SessionId, LearnerId],
-        chunk_bytes: Callable[[LearnerId], int],
+        named: NamedSessions,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         emit: Callable[[SyncerEvent], None],
         tell: Callable[[str, str], None],
@@ -56,8 +55,7 @@ class Deliveries:
         self._store = store
         self._updates = updates
         self._sessions = sessions
-        self._names = names
-        self._chunk_bytes = chunk_bytes
+        self._named = named
         self._spawn = spawn
         self._emit = emit
         self._tell = tell
@@ -95,9 +93,9 @@ class Deliveries:
 
     async def _bring(self, effect: SendUpdate, published: PublishedValue | None) -> None:
         fragment_id = effect.header.fragment_id
-        if (learner_id := self._names.get(effect.session)) is None:
+        if (learner_id := self._named.learner(effect.session)) is None:
             return  # it went while this waited
-        chunk_bytes = self._chunk_bytes(learner_id)
+        chunk_bytes = self._named.rates.chunk_bytes(learner_id)
         try:
             if published is None:
                 segments = await self._updates.chain(fragment_id, effect.chain, chunk_bytes)

@@ -265,7 +265,8 @@ def build_service(
 def _observer(
     config: RunConfig, run_folder: Path, restored: Restored, metrics: MetricsWriter, clock: Clock
 ) -> Observer:
-    learners = tuple(LearnerId(region.name) for region in config.regions)
+    listed = [LearnerId(region.name) for region in config.regions]
+    learners = tuple(dict.fromkeys((*listed, *restored.state.incarnations)))
     earlier = read_metrics(run_folder / METRICS_FILE).lines if restored.resumed else ()
     observer = Observer(metrics, clock, learners, restored.parameters, earlier, restored.state.anchors)
     for note in restored.notes:

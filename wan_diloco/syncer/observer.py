@@ -21,6 +21,7 @@ from wan_diloco.protocol.tape import (
     ContributionsLost,
     FragmentPublished,
     LearnerAdmitted,
+    LeaseEnded,
     MembershipChanged,
     Refragmented,
     RoundClosed,
@@ -66,7 +67,7 @@ class Observer:
     Args:
         metrics: Of the run.
         clock: As the service's.
-        learners: All that are configured.
+        learners: All that are configured, and all others that have taken part.
         parameters: Of each fragment, until records say otherwise.
         earlier: Lines that an earlier life of this syncer wrote, so that totals go on where they were.
         live: Who was, when that life ended.
@@ -99,6 +100,7 @@ class Observer:
         self._evaluated_share: float | None = None
         self._live: set[LearnerId] = set(live)
         self._new: set[LearnerId] = set()
+        self._unleased: set[LearnerId] = set()
         self._moments: dict[LearnerId, str] = {}
         for line in earlier:
             self._take_up(line)
@@ -163,6 +165,10 @@ class Observer:
                 self._parameters = record.parameters
             case LearnerAdmitted():
                 self._admitted(record)
+            case LeaseEnded():
+                self._unleased.add(record.learner_id)
+                text = f"{record.learner_id} was away, and another learner goes on with its data, shard {record.shard}"
+                self.event("lease_ended", text)
             case MembershipChanged():
                 self._membership({learner_id for learner_id, _ in record.anchors})
             case RoundClosed():
@@ -291,13 +297,16 @@ class Observer:
         return max(0.0, (after - before) / (to_s - from_s)) if to_s > from_s else 0.0
 
     def _admitted(self, record: LearnerAdmitted) -> None:
-        self._new.add(record.learner_id)
-        self._moments.pop(record.learner_id, None)
+        learner_id = record.learner_id
+        self._new.add(learner_id)
+        self._moments.pop(learner_id, None)
+        self._traffic.setdefault(learner_id, Counters())
         if record.incarnation == 1:
-            self.event("learner_joined", f"{record.learner_id}, incarnation 1")
-        else:
-            lives = f"incarnation {record.incarnation}: its process was started again"
-            self.event("learner_rejoined", f"{record.learner_id}, {lives}")
+            self.event("learner_joined", f"{learner_id}, incarnation 1, data of shard {record.shard}")
+            return
+        why = "its data had gone to another" if learner_id in self._unleased else "its process was started again"
+        self._unleased.discard(learner_id)
+        self.event("learner_rejoined", f"{learner_id}, incarnation {record.incarnation}: {why}")
 
     def _membership(self, live: set[LearnerId]) -> None:
         """Who counts as live changed."""

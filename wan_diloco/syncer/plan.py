@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from wan_diloco.syncer.fragments_store import Maths, OuterRule
 from wan_diloco.syncer.refragment import Cutting
 from wan_diloco.transport.options import ServerLimits
 from wan_diloco.transport.pacer import chunk_bytes_for
-from wan_diloco.units import FragmentId, GlobalStep, LearnerId
+from wan_diloco.units import FragmentId, GlobalStep, LearnerId, ShardId
 
 __all__ = ["LineRates", "cutting_for", "line_rates", "machine_settings", "maths_for", "run_maths", "server_limits"]
 
@@ -33,6 +34,7 @@ class LineRates:
     Attributes:
         ingress_bytes_per_s, egress_bytes_per_s: Of the syncer as a whole; None for none.
         uplinks, downlinks: Of each configured learner, in bytes per second.
+        unlisted_uplink_bytes_per_s, unlisted_downlink_bytes_per_s: Of each other learner.
         chunk_bytes_wished: Where no cap asks for less.
     """
 
@@ -41,16 +43,26 @@ class LineRates:
     uplinks: Mapping[LearnerId, float]
     downlinks: Mapping[LearnerId, float]
     chunk_bytes_wished: int
+    unlisted_uplink_bytes_per_s: float
+    unlisted_downlink_bytes_per_s: float
 
     @property
     def ingress(self) -> Ingress:
         """What may come in, as the machine knows it."""
-        return Ingress(cap_bytes_per_s=self.ingress_bytes_per_s or 0.0, uplinks=dict(self.uplinks))
+        return Ingress(
+            cap_bytes_per_s=self.ingress_bytes_per_s or 0.0,
+            uplinks=dict(self.uplinks),
+            unlisted_bytes_per_s=self.unlisted_uplink_bytes_per_s,
+        )
+
+    def downlink(self, learner_id: LearnerId) -> float:
+        """The cap of a learner's own downlink."""
+        return self.downlinks.get(learner_id, self.unlisted_downlink_bytes_per_s)
 
     def chunk_bytes(self, learner_id: LearnerId) -> int:
         """The chunk size of what is sent to a learner: a power of two, so that few are needed for many learners."""
-        caps = [cap for cap in (self.downlinks.get(learner_id), self.egress_bytes_per_s) if cap is not None]
-        return 1 << (chunk_bytes_for(min(caps, default=None), self.chunk_bytes_wished).bit_length() - 1)
+        cap = min(self.downlink(learner_id), self.egress_bytes_per_s or math.inf)
+        return 1 << (chunk_bytes_for(cap, self.chunk_bytes_wished).bit_length() - 1)
 
     @property
     def usual_chunk_bytes(self) -> int:
@@ -67,6 +79,8 @@ def line_rates(config: RunConfig) -> LineRates:
         uplinks={LearnerId(region.name): region.uplink_bytes_per_s for region in config.regions},
         downlinks={LearnerId(region.name): region.downlink_bytes_per_s for region in config.regions},
         chunk_bytes_wished=config.wire.chunk_bytes,
+        unlisted_uplink_bytes_per_s=config.unlisted.uplink_bytes_per_s,
+        unlisted_downlink_bytes_per_s=config.unlisted.downlink_bytes_per_s,
     )
 
 
@@ -141,6 +155,7 @@ def machine_settings(
             layout=layout.lines(),
             settings=config.agreement(),
             initial_digests=initial_digests,
+            unlisted_max=config.unlisted.learners_max,
         ),
         schedule=Schedule(num_fragments=layout.num_fragments, period_steps=config.sync.period_steps),
         policy=GracePolicy(
@@ -149,11 +164,7 @@ def machine_settings(
             safety=config.sync.grace_safety,
             bound_steps=config.sync.overwritten_steps_max,
         ),
-        intake=IntakeRules(
-            codec=config.wire.codec,
-            fragments=fragments,
-            batch_tokens=dict.fromkeys(learners, config.inner.batch_tokens),
-        ),
+        intake=IntakeRules(codec=config.wire.codec, fragments=fragments, batch_tokens=config.inner.batch_tokens),
         total_steps=GlobalStep(total_steps or config.total_steps),
         lease_s=config.sync.membership_lease_s,
         start_timeout_s=config.run.start_timeout_s,
@@ -161,5 +172,6 @@ def machine_settings(
         lossless=maths.codec.lossless,
         ingress=line_rates(config).ingress,
         durable=config.syncer.durability == "every-merge",
-        data_shards=tuple((LearnerId(name), shard) for name, shard in config.shards.items()),
+        data_shards=tuple((LearnerId(name), ShardId(shard)) for name, shard in config.shards.items()),
+        spare_shards=tuple(map(ShardId, config.spare_shards)),
     )

@@ -40,7 +40,7 @@ from wan_diloco.protocol.events import (
     UploadOffered,
     UploadStored,
 )
-from wan_diloco.protocol.messages import ContributionHeader, Hello, LearnerMessage, RefusalReason, Report
+from wan_diloco.protocol.messages import ContributionHeader, Hello, LearnerMessage, RefusalReason, Report, Welcome
 from wan_diloco.protocol.rejoin_messages import StateSettled
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.syncer_state import SyncerState
@@ -48,6 +48,7 @@ from wan_diloco.protocol.tape import FragmentPublished, SyncerStarted
 from wan_diloco.syncer.deliveries import Deliveries
 from wan_diloco.syncer.inbox import Inbox
 from wan_diloco.syncer.merges import Merges
+from wan_diloco.syncer.named_sessions import NamedSessions
 from wan_diloco.syncer.parts import Parts
 from wan_diloco.syncer.plan import LineRates
 from wan_diloco.syncer.refusals import Refusals
@@ -55,8 +56,8 @@ from wan_diloco.syncer.snapshots import Capture
 from wan_diloco.syncer.spool import Spool
 from wan_diloco.syncer.updates import Updates
 from wan_diloco.syncer.uploads import Offers, store_upload
-from wan_diloco.transport.interface import Counters, Session
-from wan_diloco.units import GlobalStep, LearnerId, TransferId
+from wan_diloco.transport.interface import Session
+from wan_diloco.units import GlobalStep, TransferId
 
 __all__ = ["SyncerService"]
 
@@ -90,7 +91,7 @@ class SyncerService:
         self._inbox = Inbox()
         self._offers = Offers()
         self._refusals = Refusals(parts.clock, parts.observer.event)
-        self._rates = parts.rates
+        self._named = NamedSessions(parts.rates)
         self._updates = Updates(parts.maths, parts.keeper, parts.workers, parts.packing, parts.rates.usual_chunk_bytes)
         self._merges = Merges(
             store=parts.store,
@@ -103,13 +104,11 @@ class SyncerService:
             report=parts.observer.reason,
         )
         self._sessions: dict[SessionId, Session] = {}
-        self._names: dict[SessionId, LearnerId] = {}
         self._deliveries = Deliveries(
             store=parts.store,
             updates=self._updates,
             sessions=self._sessions,
-            names=self._names,
-            chunk_bytes=self._chunk_bytes,
+            named=self._named,
             spawn=self._spawn,
             emit=self._emit,
             tell=parts.observer.event,
@@ -157,7 +156,7 @@ class SyncerService:
             await asyncio.wait({self._deciding})
             for task in self._tasks:
                 task.cancel()
-        self._parts.observer.tick(self._open_traffic())
+        self._parts.observer.tick(self._named.traffic())
         if not self.gave_up and (capture := self._capture()) is not None:
             try:
                 async with asyncio.timeout(None if self.finished else _LAST_SNAPSHOT_S):
@@ -172,10 +171,8 @@ class SyncerService:
 
     def set_rates(self, rates: LineRates) -> None:
         """Change caps from now on; those of all sessions together are the server's affair."""
-        self._rates = rates
         self._updates.usual_chunk_bytes = rates.usual_chunk_bytes
-        for session_id, learner_id in self._names.items():
-            self._sessions[session_id].set_downlink_rate(rates.downlinks.get(learner_id))
+        self._named.set_rates(rates)
         self._emit(IngressChanged(ingress=rates.ingress))
 
     def stop(self) -> None:
@@ -207,15 +204,12 @@ class SyncerService:
     def said(self, session: Session, message: LearnerMessage) -> None:
         """A control message."""
         if isinstance(message, Hello):
-            rate = self._rates.downlinks.get(message.learner_id)
-            if rate is not None:
-                self._names[session.session] = message.learner_id
-                session.set_downlink_rate(rate)
-        elif isinstance(message, Report | StateSettled) and session.session in self._names:
+            self._named.said_hello(session, message.learner_id)
+        elif isinstance(message, Report | StateSettled) and (learner_id := self._named.learner(session.session)):
             if isinstance(message, Report):
                 session.set_round_trip(message.rtt_s)
             step = GlobalStep(self._machine.context.membership.global_step)
-            self._parts.observer.said(self._names[session.session], message, step)
+            self._parts.observer.said(learner_id, message, step)
         if not self._inbox.put(LearnerSaid(session=session.session, message=message)):
             session.close("it says more than can be listened to")
 
@@ -223,7 +217,7 @@ class SyncerService:
         """The session ended."""
         self._sessions.pop(session.session, None)
         self._deliveries.disconnected(session.session)
-        learner_id = self._names.pop(session.session, None)
+        learner_id = self._named.ended(session.session)
         if learner_id is not None:
             self._parts.observer.session_ended(learner_id, session.counters)
             self._parts.observer.event("session_ended", f"{learner_id}: {reason}")
@@ -316,8 +310,8 @@ class SyncerService:
         return effects
 
     def _peer(self, session_id: SessionId) -> str:
-        if session_id in self._names:
-            return self._names[session_id]
+        if (learner_id := self._named.learner(session_id)) is not None:
+            return learner_id
         return self._sessions[session_id].peer if session_id in self._sessions else "one that is gone"
 
     async def _carry_out(self, lists: Sequence[Sequence[SyncerEffect]]) -> None:
@@ -334,6 +328,8 @@ class SyncerService:
         match effect:
             case SendToLearner():
                 if (session := self._sessions.get(effect.session)) is not None:
+                    if isinstance(effect.message, Welcome):
+                        self._named.welcomed(session, self._machine.context.membership.sessions.get(effect.session))
                     session.send(effect.message)
             case CloseSession():
                 if (session := self._sessions.get(effect.session)) is not None:
@@ -355,7 +351,7 @@ class SyncerService:
                     self._merging.add(task)
                     task.add_done_callback(self._merging.discard)
             case SendUpdate():
-                if not self._stopping and effect.session in self._names:
+                if not self._stopping and effect.session in self._named:
                     self._deliveries.begin(effect)
             case ShowReason():
                 self._parts.observer.reason(effect.topic, effect.text)
@@ -373,7 +369,7 @@ class SyncerService:
         told_s = self._clock.now_s()
         while True:
             await asyncio.sleep(_TICK_S)
-            self._parts.observer.tick(self._open_traffic())
+            self._parts.observer.tick(self._named.traffic())
             if (now_s := self._clock.now_s()) - told_s >= _PROGRESS_EVERY_S:
                 told_s = now_s
                 self._parts.observer.progress(status_of(self._machine, now_s))
@@ -429,15 +425,6 @@ class SyncerService:
 
     async def _write_snapshot(self, capture: Capture) -> None:
         self._parts.observer.reason("snapshot", await self._parts.snapshots.write(capture))
-
-    def _open_traffic(self) -> dict[LearnerId, Counters]:
-        traffic = {learner_id: Counters() for learner_id in self._names.values()}
-        for session_id, learner_id in self._names.items():
-            traffic[learner_id].add(self._sessions[session_id].counters)
-        return traffic
-
-    def _chunk_bytes(self, learner_id: LearnerId) -> int:
-        return self._rates.chunk_bytes(learner_id)
 
     def _emit(self, event: SyncerEvent) -> None:
         self._inbox.put(event)

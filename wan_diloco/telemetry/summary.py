@@ -122,6 +122,7 @@ def summarise(
     num_fragments: int,
     wall_s: float,
     rejected: Mapping[str, int] | None = None,
+    repeated_units: int = 0,
     finished: bool = True,
     unevaluated: str = "",
 ) -> dict[str, Any]:
@@ -133,6 +134,7 @@ def summarise(
         num_fragments: P; a fragment that never merged makes `merges_per_fragment_min` zero.
         wall_s: How long the run took.
         rejected: For each reason, how often something was refused.
+        repeated_units: Units of data that came into the journal twice.
         finished: Whether the last step was reached; an interrupted run goes on later.
         unevaluated: Why the final model has no score, in a sentence; empty when it has one.
 
@@ -152,6 +154,7 @@ def summarise(
         "last_curve_point": _last_curve_point(lines),
         "train_loss": mean_loss(learners),
         "ledger_balance": ledger.balance,
+        "repeated_units": repeated_units,
         "participation": participation(rounds),
         "merges_per_fragment_min": min(merges.get(fragment, 0) for fragment in range(num_fragments)),
         "uplink_bits_per_parameter": uplink_bits_per_parameter(rounds),

@@ -16,7 +16,7 @@ from wan_diloco.protocol.messages import (
     Welcome,
 )
 from wan_diloco.protocol.rejoin_messages import Donate, DonationOver, NoDonor, StateOffered
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, RoundId, Term
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, RoundId, ShardId, Term
 from wan_diloco.wire.generated import control_pb2 as pb
 from wan_diloco.wire.learner_messages import REFUSALS
 from wan_diloco.wire.limits import FRAGMENTS_MAX
@@ -153,6 +153,7 @@ def _welcome_to(welcome: Welcome) -> pb.Welcome:
         next_unit=welcome.next_unit,
         shards=welcome.shards,
         started=welcome.started,
+        data_shard=welcome.data_shard,
     )
 
 
@@ -168,4 +169,5 @@ def _welcome_from(welcome: pb.Welcome) -> Welcome:
         next_unit=count(welcome.next_unit),
         shards=tuple(name(shard) for shard in bounded(welcome.shards, FRAGMENTS_MAX)),
         started=welcome.started,
+        data_shard=ShardId(count(welcome.data_shard)),
     )

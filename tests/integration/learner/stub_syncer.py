@@ -29,7 +29,7 @@ from wan_diloco.protocol.messages import (
 from wan_diloco.storage import write_text
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.transport.interface import Session
-from wan_diloco.units import Epoch, GlobalStep, Incarnation, Term, TransferId, Version
+from wan_diloco.units import Epoch, GlobalStep, Incarnation, ShardId, Term, TransferId, Version
 from wan_diloco.wire.frames import Buffers
 
 T = TypeVar("T")
@@ -119,6 +119,7 @@ class StubSyncer:
                 anchor=0,
                 total_steps=GlobalStep(100_000),
                 versions=(Version(Epoch(0), 0),) * 2,
+                data_shard=ShardId(0),
                 next_unit=self.next_unit,
                 shards=("", ""),
                 started=True,

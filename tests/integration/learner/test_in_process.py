@@ -21,7 +21,7 @@ from wan_diloco.learner.ipc import Command
 from wan_diloco.learner.local_trainer import LocalTrainer
 from wan_diloco.learner.moments import MomentsLayout
 from wan_diloco.learner.replica import Replica
-from wan_diloco.learner.setup import open_shard
+from wan_diloco.learner.setup import DataShards
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.state_area import StateArea
 from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
@@ -67,13 +67,16 @@ class Learner:
         network: MemoryNetwork,
         clock: ManualClock,
         uplink_bytes_per_s: float | None = None,
+        *,
+        name: str = "",
     ) -> None:
-        name = config.regions[index].name
+        name = name or config.regions[index].name
         self.layout = run_layout(config)
-        replica = Replica(config, build_model(config), open_shard(config, index))
+        shards = DataShards(config, name)
+        replica = Replica(config, build_model(config), shards.units)
         state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
         self.slots = FragmentSlots.private([fragment.numel for fragment in self.layout.fragments], state_bytes)
-        self.trainer = LocalTrainer(config, replica, self.layout, self.slots)
+        self.trainer = LocalTrainer(config, replica, self.layout, self.slots, read_shard=shards.read)
         self.commands: list[Command] = []
         pacer = Pacer()
         self.area = StateArea(self.slots.state, self.slots.release_state)

@@ -22,7 +22,7 @@ from wan_diloco.protocol.events import BoundaryPassed, InstallMoments, PinState
 from wan_diloco.simulation.virtual_loop import VirtualTimeLoop, run_virtual
 from wan_diloco.training import learning_rate
 from wan_diloco.transport.memory import Link, MemoryNetwork
-from wan_diloco.units import LearnerId
+from wan_diloco.units import LearnerId, ShardId
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -240,7 +240,7 @@ def test_a_joiner_whose_connection_breaks_goes_on_where_it_stopped(tmp_path: Pat
 def test_before_its_first_step_a_life_stands_on_the_published_values_and_at_its_own_data(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         made.kill("east")
-        units = made.service.state.units[LearnerId("east")]
+        units = made.service.state.units[ShardId(0)]
         assert units > 0
         east = made.start("east")
         await made.until(lambda: east.taken is not None)

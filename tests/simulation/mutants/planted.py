@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wan_diloco.protocol import quorum, rounds, syncer_donors, syncer_rounds, syncer_sessions
+from wan_diloco.protocol.admission import Standing, Terms
 from wan_diloco.protocol.downlink import Downlink
 from wan_diloco.protocol.events import (
     ApplyUpdate,
@@ -21,17 +22,18 @@ from wan_diloco.protocol.learner_donor import DonorPart
 from wan_diloco.protocol.learner_machine import LearnerMachine
 from wan_diloco.protocol.learner_rejoin import RejoinDesk
 from wan_diloco.protocol.ledger import DiscardReason, Ledger
-from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, UpdateHeader, Welcome
+from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, Hello, Refused, UpdateHeader, Welcome
 from wan_diloco.protocol.rejoin_messages import Donate
 from wan_diloco.protocol.rounds import Candidates, OpenRound
 from wan_diloco.protocol.state_events import PinState
 from wan_diloco.protocol.syncer_context import SyncerContext
 from wan_diloco.protocol.syncer_contributions import ContributionDesk
+from wan_diloco.protocol.syncer_leases import LeaseDesk
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.syncer_sessions import SessionDesk
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import LearnerAdmitted, RoundClosed, SyncerStarted, TapeRecord
+from wan_diloco.protocol.tape import LearnerAdmitted, LeaseEnded, RoundClosed, SyncerStarted, TapeRecord
 from wan_diloco.units import FragmentId, Incarnation, LocalStep
 
 __all__ = ["MUTANTS", "Mutant", "planted"]
@@ -96,7 +98,12 @@ def _unalarmed(right: Any) -> Any:
 
 
 def _unfenced(right: Any) -> Any:
-    return lambda terms, hello, standing: right(terms, hello, hello.incarnation or standing)
+    def examine(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
+        as_said = replace(standing, incarnation=hello.incarnation or standing.incarnation)
+        refused: Refused | None = right(terms, hello, as_said)
+        return refused
+
+    return examine
 
 
 def _acknowledged_first(right: Any) -> Any:
@@ -190,6 +197,7 @@ def _lease_kills(right: Any) -> Any:
                     incarnation=Incarnation(member.incarnation + 1),
                     local_step=LocalStep(member.local_step),
                     tokens=member.tokens,
+                    shard=self.state.leases[member.learner_id].shard,
                 )
                 self.context.record(record, durable=True)
                 if member.session is not None:
@@ -197,6 +205,35 @@ def _lease_kills(right: Any) -> Any:
         right(self, now_s)
 
     return settle
+
+
+def _timer_takes_data(right: Any) -> Any:
+    """Whoever is silent for its membership lease loses its data, whether anybody needs them or not."""
+
+    def settle(self: SyncerMachine, now_s: float) -> None:
+        right(self, now_s)
+        state, membership = self.state, self.context.membership
+        for learner_id, lease in list(state.leases.items()):
+            member = membership.members.get(learner_id)
+            lent = learner_id not in self.context.settings.terms.learners
+            if lent and member is not None and not member.live and not state.ended:
+                incarnation = state.incarnations[learner_id]
+                record = LeaseEnded(learner_id=learner_id, incarnation=incarnation, shard=lease.shard)
+                self.context.record(record, durable=True)
+                if member.session is not None:
+                    self.context.close(member.session, "its data lease has ended")
+                    membership.disconnected(member.session)
+
+    return settle
+
+
+def _nobody_is_live(_right: Any) -> Any:
+    """Data are taken from whoever was silent longest, also from who is there."""
+    return lambda self, now_s: {
+        learner_id: now_s - self.context.membership.members[learner_id].heard_s
+        for learner_id in self.context.state.leases
+        if learner_id in self.context.membership.members
+    }
 
 
 def _same_numbers(right: Any) -> Any:
@@ -338,7 +375,7 @@ MUTANTS = (
     Mutant(
         name="the fence is forgotten",
         patches=((syncer_sessions, "examine", _unfenced),),
-        seed=7,
+        seed=3,
         says="is welcomed, 2 stands",
     ),
     Mutant(
@@ -448,6 +485,18 @@ MUTANTS = (
         says="is told unit",
     ),
     Mutant(
+        name="a data lease is ended by a timer",
+        patches=((SyncerMachine, "_settle", _timer_takes_data),),
+        seed=5,
+        says="ends, and nobody needs its data",
+    ),
+    Mutant(
+        name="data are taken from who is there",
+        patches=((LeaseDesk, "_silent_s", _nobody_is_live),),
+        seed=5,
+        says="ends, and it is live",
+    ),
+    Mutant(
         name="overwritten work isn't accounted for",
         patches=((Ledger, "_discard", _loses_work),),
         seed=0,
@@ -456,7 +505,7 @@ MUTANTS = (
     Mutant(
         name="who asks twice begins two lives",
         patches=((SyncerState, "apply", _anonymous),),
-        seed=0,
+        seed=6,
         says="asked twice, and gets another",
     ),
     Mutant(

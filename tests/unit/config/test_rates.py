@@ -75,3 +75,15 @@ def test_each_reload_compares_with_what_is_in_force() -> None:
         "the configuration was read again; no rate differs",
         "syncer.ingress is 0B/s (no cap) now, was 1gbit",
     ]
+
+
+def test_the_rates_of_those_that_nobody_listed_are_adopted_too() -> None:
+    data, unlisted = {"shards": 3}, {"learners_max": 1}
+    before = config(data=data, unlisted=unlisted)
+    newer = config(data=data, unlisted={"learners_max": 2, "uplink": "5mbit"})
+    adopted = adopt_rates(before, newer)
+    assert adopted.changed == ("unlisted.uplink is 5mbit now, was 200mbit",)
+    assert adopted.ignored == (
+        "unlisted.learners_max differs in the configuration: it stays as it is until the next start",
+    )
+    assert adopted.config.region("spot").uplink_bytes_per_s == 5e6 / 8

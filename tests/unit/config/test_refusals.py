@@ -97,6 +97,13 @@ def test_numbers_without_a_dot_are_numbers(tmp_path: Path) -> None:
         ('[inner]\nbatch_tokens = "128M"', "run.tokens: 1000000 tokens are less than one step"),
         ("[model]\nheads = 5", "model.dim: 64 isn't a multiple of 5 heads (model.heads must divide it"),
         ("[model]\nheads = 64", "model.dim: 64 over 64 heads leaves 1 for each, which is odd"),
+        ("[unlisted]\nlearners_max = 2", "data.shards: must be more than 2 where unlisted.learners_max lets"),
+        ("[unlisted]\nranks = 3", "unlisted.ranks: 3 ranks can't share 8 sequences evenly"),
+        ("[unlisted]\nlearners_max = 257", "unlisted.learners_max: must be at most 256, not 257"),
+        (
+            "[unlisted]\nlearners_max = 2\n[data]\nshards = 4\n[sync]\noverlap_steps = 0\nquorum = 2",
+            "unlisted.learners_max: must be 0 in lockstep",
+        ),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(tmp_path: Path, setting: str, sentence: str) -> None:

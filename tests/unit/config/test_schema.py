@@ -113,6 +113,7 @@ def test_lockstep_takes_any_codec() -> None:
         {"run": {"seed": 2}},
         {"run": {"tokens": "2M"}},
         {"data": {"split": "era"}},
+        {"data": {"shards": 3}},
         {"data": {"source": "text:corpus"}},
     ],
 )
@@ -132,11 +133,35 @@ def test_the_order_of_regions_is_agreed_on() -> None:
         {"syncer": {"listen": "0.0.0.0:7000", "insecure": True}},
         {"syncer": {"threads": 4}},
         {"evaluation": {"every_steps": 10}},
+        {"unlisted": {"uplink": "1mbit"}},
         {"inner": {"lr": 3e-3}},
     ],
 )
 def test_each_sides_own_affairs_are_not_in_the_agreement(changed: dict[str, dict[str, Any]]) -> None:
     assert run_of(**changed).agreement() == run_of().agreement()
+
+
+def test_whether_others_may_join_is_the_syncers_affair() -> None:
+    spare = {"shards": 3}
+    assert run_of(data=spare, unlisted={"learners_max": 2}).agreement() == run_of(data=spare).agreement()
+
+
+def test_a_region_that_nobody_listed_has_the_settings_of_its_kind() -> None:
+    unlisted = {"learners_max": 1, "uplink": "3mbit", "downlink": "5mbit", "step_time_min": "80ms", "channels": 2}
+    config = run_of("a", data={"shards": 2}, unlisted=unlisted)
+    other = config.region("spot-7")
+    assert (other.name, other.ranks, other.channels, other.address) == ("spot-7", 1, 2, "")
+    assert (other.uplink_bytes_per_s, other.downlink_bytes_per_s) == (3e6 / 8, 5e6 / 8)
+    assert other.step_time_min_s == 0.08
+    assert config.region("a").uplink_bytes_per_s == 200e6 / 8
+    assert config.num_shards == 2
+
+
+@pytest.mark.parametrize(("learners_max", "name"), [(0, "spot-7"), (1, "Spot"), (1, "a/b"), (1, "")])
+def test_who_may_not_take_part_is_no_region(learners_max: int, name: str) -> None:
+    config = run_of("a", data={"shards": 2}, unlisted={"learners_max": learners_max})
+    with pytest.raises(KeyError):
+        config.region(name)
 
 
 def test_rates_addresses_and_paths_are_not_in_the_agreement() -> None:

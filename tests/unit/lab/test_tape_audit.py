@@ -187,3 +187,43 @@ def test_a_tape_that_stops_in_the_middle_leaves_work_open_and_a_torn_line_is_cou
     lines = [json.dumps(journalled(0, 5)).encode(), json.dumps(closed(1, 0, header(0, 5))).encode(), b'{"type": "Fra']
     found = audit_tape(lines)
     assert (found.outstanding, found.lost_acknowledged, found.damaged_lines) == (1, 0, 1)
+
+
+def admitted(learner: str, incarnation: int, shard: int) -> dict[str, Any]:
+    return {"type": "LearnerAdmitted", "learner_id": learner, "incarnation": incarnation, "shard": shard}
+
+
+def read_up_to(unit_hi: int, item: dict[str, Any]) -> dict[str, Any]:
+    return {**item, "unit_hi": unit_hi}
+
+
+@pytest.mark.parametrize(("first_unit", "repeated"), [(4, 0), (3, 1), (0, 4)])
+def test_units_of_data_that_are_merged_for_the_second_time_are_counted(first_unit: int, repeated: int) -> None:
+    """West goes on with the data of east, which had units 0 to 3 merged."""
+    east = read_up_to(4, header(0, 4))
+    west = read_up_to(first_unit + 5, header(0, 5, 1, learner="west"))
+    found = audit(
+        admitted("east", 1, 2),
+        {"type": "ContributionJournalled", "header": east},
+        closed(1, 0, east),
+        published(1, 1),
+        admitted("west", 1, 2),
+        {"type": "ContributionJournalled", "header": west},
+        closed(2, 1, west),
+        published(2, 2),
+    )
+    assert found.repeated_units == repeated
+    assert len(found.sentences) == (repeated > 0)
+
+
+def test_the_same_numbers_of_other_data_are_other_units() -> None:
+    east, west = read_up_to(4, header(0, 4)), read_up_to(4, header(0, 4, learner="west"))
+    found = audit(
+        admitted("east", 1, 0),
+        admitted("west", 1, 1),
+        {"type": "ContributionJournalled", "header": east},
+        {"type": "ContributionJournalled", "header": west},
+        closed(1, 0, east, west),
+        published(1, 1),
+    )
+    assert found.repeated_units == 0

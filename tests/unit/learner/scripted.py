@@ -41,7 +41,18 @@ from wan_diloco.protocol.messages import (
 from wan_diloco.transport.interface import Counters, Frames
 from wan_diloco.transport.pacer import Pacer
 from wan_diloco.transport.state_calls import StateSink
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, RoundId, Term, TransferId, Version
+from wan_diloco.units import (
+    Epoch,
+    FragmentId,
+    GlobalStep,
+    Incarnation,
+    LocalStep,
+    RoundId,
+    ShardId,
+    Term,
+    TransferId,
+    Version,
+)
 from wan_diloco.wire.frames import Assembler, Buffers
 
 if TYPE_CHECKING:
@@ -239,6 +250,7 @@ def welcome(incarnation: int = 1, *, started: bool = False) -> Welcome:
         anchor=0,
         total_steps=GlobalStep(40),
         versions=(V[0],) * 3,
+        data_shard=ShardId(0),
         next_unit=0,
         shards=("",) * 3,
         started=started,

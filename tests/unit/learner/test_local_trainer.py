@@ -7,13 +7,17 @@ import math
 import pytest
 import torch
 
-from tests.unit.learner.conftest import MakeTrainer
+from tests.unit.learner.conftest import ConstantUnits, MakeConfig, MakeTrainer
 from wan_diloco.algorithm.fragments import read_fragment
 from wan_diloco.algorithm.publication import digest
 from wan_diloco.learner.ipc import Admitted, InstallValue
 from wan_diloco.learner.local_trainer import LocalTrainer
+from wan_diloco.learner.replica import Replica
+from wan_diloco.learner.slots import FragmentSlots
+from wan_diloco.models import build_model, run_layout
 from wan_diloco.protocol.events import AllowSteps, ExitLearner, InstallUpdate, RequestSnapshot, SetPace
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, Version
+from wan_diloco.protocol.leases import Lease
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, ShardId, Version
 
 F = FragmentId(1)
 
@@ -184,7 +188,7 @@ def test_a_step_that_is_not_finite_is_told_honestly(make_trainer: MakeTrainer) -
 def test_after_a_rejoin_the_learning_rate_is_that_of_the_global_step(make_trainer: MakeTrainer) -> None:
     inner = {"lr": 1e-3, "warmup_steps": 100, "final_lr_fraction": 0.0}
     trainer, _ = make_trainer(inner=inner)
-    trainer.boundary([SetPace(anchor=-700, total_steps=GlobalStep(1000), next_unit=None)])
+    trainer.boundary([SetPace(anchor=-700, total_steps=GlobalStep(1000), lease=None)])
     steps(trainer, 1)
     expected = 1e-3 * 0.5 * (1 + math.cos(math.pi * 600 / 900))
     assert trainer.boundary([]).learning_rate == pytest.approx(2.5e-4, rel=1e-6) == pytest.approx(expected)
@@ -196,11 +200,12 @@ def test_after_a_rejoin_the_learning_rate_is_that_of_the_global_step(make_traine
 def test_the_syncer_says_where_in_the_data_a_life_goes_on(make_trainer: MakeTrainer) -> None:
     """A contribution up to unit 700 is in the journal, and the learner died 40 units later: it goes on at 700."""
     trainer, _ = make_trainer()
-    trainer.boundary([SetPace(anchor=0, total_steps=GlobalStep(1000), next_unit=700)])
+    lease = Lease(shard=ShardId(0), first_unit=700)
+    trainer.boundary([SetPace(anchor=0, total_steps=GlobalStep(1000), lease=lease)])
     steps(trainer, 2)
-    trainer.boundary([SetPace(anchor=0, total_steps=GlobalStep(1000), next_unit=None)])
+    trainer.boundary([SetPace(anchor=0, total_steps=GlobalStep(1000), lease=None)])
     steps(trainer, 1)
-    assert trainer._replica._units.read == [700, 701, 702]  # type: ignore[attr-defined]
+    assert trainer._replica.units.read == [700, 701, 702]  # type: ignore[attr-defined]
     assert trainer.boundary([]).unit == 703
 
 
@@ -223,3 +228,20 @@ def test_an_uplink_is_told_the_life_that_it_speaks_for(make_trainer: MakeTrainer
     trainer.boundary([Admitted(incarnation=Incarnation(4))])
     assert trainer.position.incarnation == 4
     assert trainer.position.initial_digests == tuple(digest(slots.published(i, 0)) for i in range(3))
+
+
+def test_the_syncer_says_which_data_a_life_reads(make_config: MakeConfig) -> None:
+    config = make_config()
+    layout = run_layout(config)
+    shards = {ShardId(number): ConstantUnits() for number in (0, 3)}
+    replica = Replica(config, build_model(config), shards[ShardId(0)])
+    slots = FragmentSlots.private([fragment.numel for fragment in layout.fragments])
+    trainer = LocalTrainer(config, replica, layout, slots, read_shard=shards.__getitem__)
+    assert trainer.position.shard is None, "before it was told"
+    pace = {"anchor": 0, "total_steps": GlobalStep(1000)}
+    trainer.boundary([SetPace(**pace, lease=Lease(shard=ShardId(0), first_unit=7))])  # type: ignore[arg-type] # by name
+    steps(trainer, 2)
+    trainer.boundary([SetPace(**pace, lease=Lease(shard=ShardId(3), first_unit=40))])  # type: ignore[arg-type] # by name
+    steps(trainer, 1)
+    assert (shards[ShardId(0)].read, shards[ShardId(3)].read) == ([7, 8], [40])
+    assert (trainer.position.shard, trainer.position.unit) == (3, 41)

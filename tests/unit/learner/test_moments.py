@@ -38,7 +38,7 @@ def test_other_shapes_have_another_fingerprint_and_other_values_the_same() -> No
 
 def test_what_one_trainer_pins_another_takes_over(make_trainer: MakeTrainer) -> None:
     donor, slots = make_trainer()
-    donor.boundary([AllowSteps(until_step=None), SetPace(anchor=-10, total_steps=GlobalStep(40), next_unit=None)])
+    donor.boundary([AllowSteps(until_step=None), SetPace(anchor=-10, total_steps=GlobalStep(40), lease=None)])
     for _ in range(3):
         donor.step()
     assert donor.boundary([PinState(number=4)]).pinned == 4
@@ -55,7 +55,7 @@ def test_what_one_trainer_pins_another_takes_over(make_trainer: MakeTrainer) -> 
 
 def test_a_checkpoints_moments_are_of_the_step_it_was_written_at(make_trainer: MakeTrainer) -> None:
     trainer, _ = make_trainer()
-    pace = SetPace(anchor=-10, total_steps=GlobalStep(40), next_unit=None)
+    pace = SetPace(anchor=-10, total_steps=GlobalStep(40), lease=None)
     trainer.boundary([AllowSteps(until_step=None), pace])
     for _ in range(3):
         trainer.step()

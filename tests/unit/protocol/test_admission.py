@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.protocol import TERMS, hello
-from wan_diloco.protocol.admission import examine
+from wan_diloco.protocol.admission import Standing, examine
 from wan_diloco.protocol.messages import Hello, RefusalReason
 from wan_diloco.units import Incarnation, LearnerId
 
-STANDING = Incarnation(3)
+STANDING = Standing(incarnation=Incarnation(3), life_id="the third")
 
 
 @pytest.mark.parametrize("incarnation", [0, 3])
@@ -44,3 +46,38 @@ def test_a_difference_as_long_as_a_book_is_told_in_a_line() -> None:
     refused = examine(TERMS, hello(layout=("x" * 100_000,)), STANDING)
     assert refused is not None
     assert len(refused.detail) <= 500
+
+
+@pytest.mark.parametrize(
+    ("said", "is_taken_in"),
+    [
+        (hello(incarnation=2, life_id="the third"), True),
+        (hello(incarnation=4, life_id="the third"), False),
+        (hello(incarnation=2, life_id="the second"), False),
+    ],
+)
+def test_who_lives_the_life_that_stands_may_not_have_heard_of_it(said: Hello, *, is_taken_in: bool) -> None:
+    refused = examine(TERMS, said, STANDING)
+    assert (refused is None) is is_taken_in
+    assert refused is None or refused.reason is RefusalReason.FENCED
+
+
+SOUTH = hello(LearnerId("south"))
+
+
+@pytest.mark.parametrize(
+    ("unlisted_max", "known", "incarnation", "reason"),
+    [
+        (0, 0, 0, RefusalReason.UNKNOWN_LEARNER),
+        (1, 0, 0, None),
+        (1, 1, 0, RefusalReason.TOO_MANY_LEARNERS),
+        (1, 1, 1, None),
+        (2, 1, 0, None),
+    ],
+)
+def test_so_many_names_that_nobody_listed_may_take_part(
+    unlisted_max: int, known: int, incarnation: int, reason: RefusalReason | None
+) -> None:
+    standing = Standing(incarnation=Incarnation(incarnation), unlisted=known)
+    refused = examine(replace(TERMS, unlisted_max=unlisted_max), SOUTH, standing)
+    assert (None if refused is None else refused.reason) is reason

@@ -69,7 +69,7 @@ def test_only_a_foreign_epoch_asks_for_a_resync(state: SyncerState) -> None:
 def test_work_that_has_its_fate_comes_too_late(state: SyncerState) -> None:
     merged = contribution(base=version(2))
     state.apply(ContributionJournalled(header=merged, ref="r", payload_bytes=1))
-    larger = replace(merged, step_hi=LocalStep(6), tokens_hi=600)
+    larger = replace(merged, step_hi=LocalStep(6), tokens_hi=600, unit_hi=6)
     assert reason(state, larger) is None, "it may still be replaced"
     state.ledger.named(merged)
     assert reason(state, larger) is RefusalReason.LATE

@@ -23,6 +23,7 @@ from wan_diloco.protocol.events import (
     TimerFired,
     UpdateArrived,
 )
+from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.messages import (
     Acknowledged,
     ContributionRefused,
@@ -37,7 +38,7 @@ from wan_diloco.protocol.messages import (
     Stop,
 )
 from wan_diloco.protocol.rejoin_messages import NoDonor
-from wan_diloco.units import FragmentId, GlobalStep, LocalStep
+from wan_diloco.units import FragmentId, GlobalStep, LocalStep, ShardId
 
 # ---- connecting ----------------------------------------------------------------------------------
 
@@ -50,7 +51,7 @@ def test_it_knocks_says_hello_and_reports() -> None:
     assert hello.incarnation == 0
     effects = uplink.joins(started=False)
     assert of(Report, said(effects))
-    assert SetPace(anchor=0, total_steps=GlobalStep(100), next_unit=5) in effects
+    assert SetPace(anchor=0, total_steps=GlobalStep(100), lease=Lease(shard=ShardId(0), first_unit=5)) in effects
     assert not of(AllowSteps, effects), "no step before the start"
     assert uplink.hears(Start(global_step=GlobalStep(0), anchor=0)) == [AllowSteps(until_step=LocalStep(100))]
 
@@ -133,13 +134,13 @@ def test_an_uplink_that_was_started_again_tells_its_training_loop_the_pace_whate
     # The loop may go by an anchor that the uplink before was told; the new one can't know that.
     uplink = Uplink(incarnation=1)
     uplink.machine.start()
-    assert of(SetPace, uplink.joins()) == [SetPace(anchor=0, total_steps=GlobalStep(100), next_unit=None)]
+    assert of(SetPace, uplink.joins()) == [SetPace(anchor=0, total_steps=GlobalStep(100), lease=None)]
 
 
 def test_the_pace_follows_the_step_last_heard(uplink: Uplink) -> None:
     uplink.boundary(steps=7)
     effects = uplink.hears(Pace(global_step=GlobalStep(5), anchor=1))
-    assert of(SetPace, effects) == [SetPace(anchor=2, total_steps=GlobalStep(100), next_unit=None)]
+    assert of(SetPace, effects) == [SetPace(anchor=2, total_steps=GlobalStep(100), lease=None)]
     assert not uplink.hears(Pace(global_step=GlobalStep(5), anchor=1))
 
 

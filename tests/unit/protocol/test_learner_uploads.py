@@ -30,7 +30,7 @@ from wan_diloco.protocol.messages import (
     Report,
     Welcome,
 )
-from wan_diloco.units import Epoch, GlobalStep, Incarnation, LocalStep, Term
+from wan_diloco.units import Epoch, GlobalStep, Incarnation, LocalStep, ShardId, Term
 
 
 def test_a_pull_is_answered_by_a_snapshot_of_the_next_boundary(uplink: Uplink) -> None:
@@ -184,6 +184,7 @@ def test_a_long_round_trip_is_no_narrow_link() -> None:
             anchor=0,
             total_steps=GlobalStep(100),
             versions=(version(0), version(0)),
+            data_shard=ShardId(0),
             next_unit=0,
             shards=("", ""),
             started=True,

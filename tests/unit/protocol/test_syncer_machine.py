@@ -46,7 +46,7 @@ from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.status import participation, status_of
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.tape import ContributionDiscarded, RoundClosed, RunEnded, RunStarted
-from wan_diloco.units import Epoch, FragmentId, LearnerId, LocalStep, RoundId
+from wan_diloco.units import Epoch, FragmentId, LearnerId, LocalStep, RoundId, ShardId
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def test_a_repeated_contribution_is_acknowledged_and_counted_once(desk: Desk) ->
     desk.stores(W, answer(pull, WEST))
     assert only(Acknowledged, messages(desk.stores(E, header), E)), "also when it is merged"
     desk.merges(pull.round_id)
-    assert desk.machine.state.units == {**before, WEST: 2}
+    assert desk.machine.state.units == {**before, ShardId(1): 2}
     assert desk.machine.state.totals.merged_parameters == 2000
 
 
@@ -395,7 +395,7 @@ def test_a_decline_of_an_older_attempt_is_ignored(desk: Desk) -> None:
 def test_totals_are_exact_beyond_32_bits_and_do_not_fall_across_a_restart() -> None:
     each = 10_251_184_259 // 3
     settings = syncer_settings()
-    settings = replace(settings, intake=replace(settings.intake, batch_tokens=dict.fromkeys((EAST, WEST), 2 * each)))
+    settings = replace(settings, intake=replace(settings.intake, batch_tokens=2 * each))
     desk = Desk(settings)
     desk.joins(E, EAST)
     desk.joins(W, WEST)

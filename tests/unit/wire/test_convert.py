@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from tests.support.transport import contribution, hello, update
 from wan_diloco.errors import DecodeError, LocalProtocolError
 from wan_diloco.protocol.messages import RefusalReason, Refused, Report, Start, Stop, Welcome
-from wan_diloco.units import Epoch, GlobalStep, Incarnation, LocalStep, Term
+from wan_diloco.units import Epoch, GlobalStep, Incarnation, LocalStep, ShardId, Term
 from wan_diloco.wire.convert import (
     DownloadItem,
     UpdatePart,
@@ -172,6 +172,7 @@ def test_a_welcome_without_fragments_survives() -> None:
         anchor=0,
         total_steps=GlobalStep(10),
         versions=(),
+        data_shard=ShardId(0),
         next_unit=0,
         shards=(),
         started=False,

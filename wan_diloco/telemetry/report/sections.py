@@ -36,8 +36,9 @@ _MEANINGS: Final = {
     "stale_base": "rested on a value that was more than one version old when it could have been merged",
     "refused": "the syncer could not use it: damaged, not finite, or not what was agreed on",
     "crashed": "its learner died before it was sent",
+    "lease_ended": "its learner was away, and another needed the data that it read",
+    "unreadable": "it was acknowledged, and the syncer's disk could not give it back",
     "syncer_lost": "a syncer that restarted knew nothing of it",
-    "unreadable": "the syncer's disk could not give it back",
     "run_ended": "trained or sent after the last round of its fragment",
     "removed": "its region was taken out of the configuration before it was sent",
     "refragmented": "was under way when the parameters were cut into other fragments",
@@ -65,6 +66,8 @@ def headlines(story: Story) -> Markup:
     ]
     if balance:
         tiles[-1] = (tiles[-1][0], tiles[-1][1], "tokens lost or counted twice")
+    if repeated := story.figure("repeated_units"):
+        tiles.append(("Repeated data", spell(repeated, "count"), "units that came twice into the journal"))
     return _tiles(tiles)
 
 

@@ -75,6 +75,9 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REFUSAL_REASON_OTHER_LEARNER: _RefusalReason.ValueType  # 21
     REFUSAL_REASON_NO_HELLO: _RefusalReason.ValueType  # 22
     REFUSAL_REASON_TOO_MANY_CALLS: _RefusalReason.ValueType  # 23
+    REFUSAL_REASON_TOO_MANY_LEARNERS: _RefusalReason.ValueType  # 24
+    REFUSAL_REASON_NO_SHARD: _RefusalReason.ValueType  # 25
+    REFUSAL_REASON_OTHER_DATA: _RefusalReason.ValueType  # 26
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """Why a learner, a contribution or a call is refused."""
@@ -103,6 +106,9 @@ REFUSAL_REASON_IMPLAUSIBLE: RefusalReason.ValueType  # 20
 REFUSAL_REASON_OTHER_LEARNER: RefusalReason.ValueType  # 21
 REFUSAL_REASON_NO_HELLO: RefusalReason.ValueType  # 22
 REFUSAL_REASON_TOO_MANY_CALLS: RefusalReason.ValueType  # 23
+REFUSAL_REASON_TOO_MANY_LEARNERS: RefusalReason.ValueType  # 24
+REFUSAL_REASON_NO_SHARD: RefusalReason.ValueType  # 25
+REFUSAL_REASON_OTHER_DATA: RefusalReason.ValueType  # 26
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 class _MomentsSource:
@@ -566,6 +572,7 @@ class Welcome(_message.Message):
     NEXT_UNIT_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
+    DATA_SHARD_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     term: _builtins.int
     epoch: _builtins.int
@@ -575,6 +582,8 @@ class Welcome(_message.Message):
     total_steps: _builtins.int
     next_unit: _builtins.int
     started: _builtins.bool
+    data_shard: _builtins.int
+    """Of the training data; next_unit counts in it. The shards above are the syncer's."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Version]: ...
     @_builtins.property
@@ -592,10 +601,11 @@ class Welcome(_message.Message):
         next_unit: _builtins.int = ...,
         shards: _abc.Iterable[_builtins.str] | None = ...,
         started: _builtins.bool = ...,
+        data_shard: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "epoch", b"epoch", "global_step", b"global_step", "incarnation", b"incarnation", "next_unit", b"next_unit", "shards", b"shards", "started", b"started", "term", b"term", "total_steps", b"total_steps", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "data_shard", b"data_shard", "epoch", b"epoch", "global_step", b"global_step", "incarnation", b"incarnation", "next_unit", b"next_unit", "shards", b"shards", "started", b"started", "term", b"term", "total_steps", b"total_steps", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,171 @@
+"""No unit of data is in two contributions of a fragment, whatever joins, dies, falls silent and wakes.
+
+Learners here know what their steps read, and don't always do what they should: some that wake bring old work, or work
+on weights that contain some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.desk import Desk, messages, records
+from tests.support.protocol import TERMS, contribution, hello, report, syncer_settings
+from wan_diloco.protocol.events import LearnerConnected, LearnerDisconnected, SessionId, TimerFired
+from wan_diloco.protocol.messages import ContributionKey, Goodbye, Refused, Welcome
+from wan_diloco.protocol.status import status_of
+from wan_diloco.protocol.tape import ContributionJournalled
+from wan_diloco.units import Incarnation, LearnerId, ShardId
+
+NAMES = tuple(map(LearnerId, ("east", "west", "a", "b", "c")))
+LEASE_S = 10.0
+
+
+@dataclass
+class Process:
+    """A training process: its counters, what each of its steps read, and its connection."""
+
+    name: LearnerId
+    life_id: str
+    session: SessionId | None = None
+    incarnation: int = 0
+    shard: ShardId = ShardId(0)  # noqa: RUF009 - a number
+    unit: int = 0
+    step: int = 0
+    installed: int = 0
+    read: list[tuple[ShardId, int]] = field(default_factory=list)
+
+
+class Scene:
+    """A syncer that merges nothing, so that all that is journalled stays; and the newest process of each name."""
+
+    def __init__(self, num_spare: int, unlisted_max: int) -> None:
+        quorum = len(NAMES) + 1
+        spare = tuple(ShardId(2 + number) for number in range(num_spare))
+        given = replace(syncer_settings(quorum=quorum), spare_shards=spare)
+        self.desk = Desk(replace(given, terms=replace(TERMS, unlisted_max=unlisted_max)))
+        self.processes: dict[LearnerId, Process] = {}
+        self.made: dict[tuple[ContributionKey, int], tuple[tuple[ShardId, int], ...]] = {}
+        self.sessions = 0
+
+    def starts(self, name: LearnerId) -> None:
+        """A new process, in place of any."""
+        self.sessions += 1
+        self.processes[name] = Process(name, f"life {self.sessions}")
+        self.connects(name)
+
+    def connects(self, name: LearnerId) -> None:
+        """The process says Hello on a new connection; its old one ends at some time, or never."""
+        process = self.processes.get(name)
+        if process is None:
+            return
+        self.sessions += 1
+        session = SessionId(self.sessions)
+        self.desk.tell(LearnerConnected(session=session))
+        said = hello(name, incarnation=process.incarnation, local_step=process.step, life_id=process.life_id)
+        answers = messages(self.desk.says(session, said), session)
+        if any(isinstance(answer, Refused) for answer in answers):
+            del self.processes[name]
+            return
+        welcome = next(answer for answer in answers if isinstance(answer, Welcome))
+        process.session = session
+        if welcome.incarnation != process.incarnation:
+            process.incarnation = welcome.incarnation
+            process.shard, process.unit = welcome.data_shard, welcome.next_unit
+        self.reports(process)
+
+    def breaks(self, name: LearnerId) -> None:
+        """A connection ends, and both ends know it."""
+        process = self.processes.get(name)
+        if process is not None and process.session is not None:
+            self.desk.tell(LearnerDisconnected(session=process.session, reason="cut"))
+            process.session = None
+
+    def leaves(self, name: LearnerId) -> None:
+        process = self.processes.get(name)
+        if process is not None and process.session is not None:
+            self.desk.says(process.session, Goodbye(reason="enough"))
+
+    def trains(self, name: LearnerId, steps: int) -> None:
+        process = self.processes.get(name)
+        for _ in range(steps if process is not None and process.incarnation else 0):
+            assert process is not None
+            process.read.append((process.shard, process.unit))
+            process.step, process.unit = process.step + 1, process.unit + 1
+
+    def reports(self, process: Process) -> None:
+        if process.session is not None:
+            self.desk.says(process.session, report(process.step, step_lo=process.installed))
+
+    def installs(self, name: LearnerId) -> None:
+        process = self.processes.get(name)
+        if process is not None:
+            process.installed = process.step
+            self.reports(process)
+
+    def gives(self, name: LearnerId, fragment_id: int) -> None:
+        """Send what was learned since the last install, whatever it is."""
+        process = self.processes.get(name)
+        if process is None or process.session is None or process.step == process.installed:
+            return
+        header = contribution(
+            name,
+            process.installed,
+            process.step,
+            incarnation=process.incarnation,
+            fragment_id=fragment_id,
+        )
+        header = replace(header, unit_hi=process.unit)
+        self.made[header.key, header.step_hi] = tuple(process.read[process.installed : process.step])
+        self.desk.stores(process.session, header)
+
+    def is_silent(self, spoken: Sequence[LearnerId]) -> None:
+        """For longer than a lease only these say anything."""
+        for _ in range(4):
+            self.desk.now_s += LEASE_S / 3
+            for name in spoken:
+                if (process := self.processes.get(name)) is not None:
+                    self.reports(process)
+        self.desk.tell(TimerFired())
+
+
+names = st.sampled_from(NAMES)
+acts = st.one_of(
+    st.tuples(st.just("starts"), names),
+    st.tuples(st.just("connects"), names),
+    st.tuples(st.just("breaks"), names),
+    st.tuples(st.just("leaves"), names),
+    st.tuples(st.just("trains"), names, st.integers(1, 4)),
+    st.tuples(st.just("installs"), names),
+    st.tuples(st.just("gives"), names, st.integers(0, 1)),
+    st.tuples(st.just("is_silent"), st.lists(names, max_size=3)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(num_spare=st.integers(1, 2), unlisted_max=st.integers(1, 3), played=st.lists(acts, max_size=40))
+def test_no_unit_is_in_two_contributions_of_a_fragment_whatever_joins_dies_and_wakes(
+    num_spare: int, unlisted_max: int, played: list[tuple[object, ...]]
+) -> None:
+    scene = Scene(num_spare, unlisted_max)
+    for name in NAMES:
+        scene.starts(name)
+    for act, *arguments in played:
+        getattr(scene, str(act))(*arguments)
+        state = scene.desk.machine.state
+        shards = [lease.shard for lease in state.leases.values()]
+        assert len(shards) == len(set(shards)), "a shard has one reader"
+        assert sum(name not in TERMS.learners for name in state.incarnations) <= unlisted_max
+    brought: dict[tuple[int, tuple[ShardId, int]], ContributionKey] = {}
+    for record in records(scene.desk.effects):
+        if isinstance(record, ContributionJournalled):
+            key = record.header.key
+            for unit in scene.made[key, record.header.step_hi]:
+                assert brought.setdefault((key.fragment_id, unit), key) == key, f"{unit} comes twice"
+    status = status_of(scene.desk.machine, scene.desk.now_s)
+    assert status.repeated_units == status.balance == 0
+    assert set(scene.desk.machine.state.incarnations) <= set(NAMES)
+    assert Incarnation(0) not in scene.desk.machine.state.incarnations.values()
