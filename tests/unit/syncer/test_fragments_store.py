@@ -185,7 +185,7 @@ def test_a_snapshot_that_is_written_slowly_has_nothing_of_a_later_merge_in_it(tm
         workers = Workers.threads(1)
         keeper = JournalKeeper(restored.journal, workers, TapeMirror(tmp_path / "tape.jsonl"), None, lambda _: None)
         folder = tmp_path / "state" / "snapshots"
-        snapshots = SnapshotKeeper(folder, config.agreement(), keeper, workers, sequence=0, floor=1)
+        snapshots = SnapshotKeeper(folder, config.agreement(), keeper, workers, sequence=0, floor=1, keep_journal=False)
         started = RunStarted(present=(), absent=())
         await keeper.record([started], durable=True)
         capture = snapshots.capture(state, store)
