@@ -245,8 +245,10 @@ def _other_warnings(config: RunConfig) -> Iterator[str]:
     if config.data.split == "era" and config.num_shards == 1:
         yield "data.split = era has no effect with one region"
     if config.num_shards > len(config.regions) and not config.unlisted.learners_max:
-        spare = config.num_shards - len(config.regions)
-        yield f"data.shards is {config.num_shards}: {spare} of them are kept for regions that come later, and not read"
+        yield (
+            f"data.shards is {config.num_shards} and there are {len(config.regions)} regions: the shards of nobody are "
+            "kept for regions that come later, and not read"
+        )
     if config.inner.warmup_steps >= config.total_steps:
         yield (
             f"inner.warmup_steps is {config.inner.warmup_steps} and the run has {config.total_steps} steps, "

@@ -21,7 +21,7 @@ from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
 from wan_diloco.config import LiveConfig, RunConfig, adopt_rates, load_config
 from wan_diloco.errors import EXIT_OK, ConfigError, StorageError, WanDilocoError
-from wan_diloco.models import build_model, model_tensors, run_layout
+from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
@@ -36,7 +36,7 @@ from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
 from wan_diloco.syncer.observer import Observer
 from wan_diloco.syncer.parts import Parts
-from wan_diloco.syncer.plan import cutting_for, line_rates, machine_settings, run_maths, server_limits
+from wan_diloco.syncer.plan import cutting_for, line_rates, machine_settings, server_limits
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
@@ -97,14 +97,15 @@ def run_syncer(
     # One thread for one operation: parallelism comes from fragments, and the learners need the rest.
     torch.set_num_threads(1)
     clock = SystemClock()
-    maths = run_maths(config, run_layout(config))
+    cutting = cutting_for(config, allowed=refragment)
+    maths = cutting.maths_of(cutting.fragments)
     with ending_signals() as ending, contextlib.ExitStack() as held:
         try:
             restored = open_state(
                 run_folder / "state",
                 resume=resume,
                 maths=maths,
-                cutting=cutting_for(config, allowed=refragment),
+                cutting=cutting,
                 initial=lambda: model_tensors(build_model(config)),
                 keep_updates=config.syncer.keep_updates,
                 agreement=config.agreement(),

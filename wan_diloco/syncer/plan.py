@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.algorithm.layout import Layout
@@ -113,7 +113,8 @@ def cutting_for(config: RunConfig, *, allowed: bool = False) -> Cutting:
         fragments=config.sync.fragments,
         period_steps=config.sync.period_steps,
         allowed=allowed,
-        maths_of=partial(maths_for, config),
+        # The same twice, as a rule.
+        maths_of=cache(partial(maths_for, config)),
     )
 
 

@@ -151,7 +151,7 @@ def test_rendered_lines_say_where_they_come_from(base: Path) -> None:
     [
         (["outer.momentum_warmup_steps=5"], "outer.momentum_warmup_steps has no effect while outer.momentum is 0"),
         (["outer.mean_patterns=['x']"], "outer.mean_patterns has no effect with outer.merge = mean"),
-        (["data.shards=4"], "data.shards is 4: 2 of them are kept for regions that come later, and not read"),
+        (["data.shards=4"], "data.shards is 4 and there are 2 regions: the shards of nobody are kept"),
         (["model.hidden=99", "model.ffn_multiple=8"], "model.ffn_multiple has no effect when model.hidden is given"),
         (["sync.overlap_steps=0", "sync.grace_safety=0.5"], "sync.grace_safety has no effect in lockstep"),
         (["sync.overlap_steps=0", "sync.install=rebase"], "sync.install has no effect in lockstep"),
