@@ -188,6 +188,12 @@ class Learner:
     async def leave(self) -> None:
         await self._connection.close()
 
+    def go_on(self, before: Learner) -> None:
+        """The same life over another connection."""
+        self.incarnation, self.local_step = before.incarnation, before.local_step
+        self.values, self.versions = before.values, before.versions
+        self.resyncs, self.lows = before.resyncs, before.lows
+
     def step(self, count: int = 1) -> None:
         """Train, as far as anybody can tell."""
         if self.problem is not None:
@@ -299,13 +305,17 @@ class Learner:
 
 
 @asynccontextmanager
-async def learners(config: RunConfig, connect: Callable[[LearnerId], Connection]) -> AsyncIterator[list[Learner]]:
-    """All configured learners, connected, and free to take steps."""
+async def learners(
+    config: RunConfig, connect: Callable[[LearnerId], Connection], before: Sequence[Learner] = ()
+) -> AsyncIterator[list[Learner]]:
+    """All configured learners, connected, and free to take steps; the lives of `before` go on."""
     maths = maths_of(config)
     store = FragmentStore.fresh(maths.layout, model_tensors(build_model(config)))
     initial = [value.published_N for value in store.values()]
     names = [LearnerId(region.name) for region in config.regions]
     group = [Learner(connect(name), config, name, initial) for name in names]
+    for learner, earlier in zip(group, before, strict=False):
+        learner.go_on(earlier)
     tasks = [asyncio.get_running_loop().create_task(learner.run()) for learner in group]
     for task, learner in zip(tasks, group, strict=True):
         task.add_done_callback(lambda done, one=learner: setattr(one, "problem", done.exception()))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wan_diloco.cli.supervise import Outcome, Supervisor
-    from wan_diloco.config import FaultSchedule, RunConfig
+    from wan_diloco.config import FaultKind, FaultSchedule, RunConfig
     from wan_diloco.lab.chaos_scene import Scene
     from wan_diloco.lab.small_disk import DiskPlan
 
@@ -45,6 +45,11 @@ class _Supervised:
 
     def release(self, region: str) -> None:
         self._supervisor.held.discard(region)
+
+    def skew(self, name: str, offset_s: float) -> None:
+        from wan_diloco.lab.skewed_clock import skewed
+
+        self._keepers[name].prefix = skewed(offset_s)
 
 
 def register(app: typer.Typer) -> None:
@@ -89,11 +94,12 @@ def chaos(
     from wan_diloco.lab.small_disk import plan_disk
 
     disk = plan_disk(folder)
-    chosen = _chosen(config, schedule, seed=seed, duration=duration, num_faults=faults, disk=disk)
+    without = _without(disk)
+    chosen = _chosen(config, schedule, seed=seed, duration=duration, num_faults=faults, without=without)
     check_memory(config, learners=len(config.regions), syncers=1)
     check_port(config)
     check_data(config)
-    outcome, report = _befall(config, folder, chosen, disk, files, overrides)
+    outcome, report = _befall(config, folder, chosen, disk, without, files, overrides)
     if outcome.problem:
         typer.echo(f"wan-diloco: {outcome.problem}", err=True)
     _print(report, folder, as_json=as_json)
@@ -107,8 +113,23 @@ def chaos(
         raise typer.Exit(EXIT_INTERNAL)
 
 
+def _without(disk: DiskPlan) -> dict[FaultKind, str]:
+    """What this machine can't do, and why."""
+    from wan_diloco.config import FaultKind
+    from wan_diloco.lab.skewed_clock import why_no_skew
+
+    reasons = {FaultKind.FULL_DISK: disk.why_not, FaultKind.SKEW: why_no_skew()}
+    return {kind: reason for kind, reason in reasons.items() if reason}
+
+
 def _chosen(
-    config: RunConfig, path: Path | None, *, seed: int, duration: str, num_faults: int, disk: DiskPlan
+    config: RunConfig,
+    path: Path | None,
+    *,
+    seed: int,
+    duration: str,
+    num_faults: int,
+    without: Mapping[FaultKind, str],
 ) -> FaultSchedule:
     """The faults that were asked for."""
     import random
@@ -126,10 +147,13 @@ def _chosen(
             quorum=config.sync.quorum,
             duration_s=parse_duration(duration),
             num_faults=num_faults,
-            without={FaultKind.FULL_DISK} if disk.why_not else (),
+            without=without,
         )
     schedule = load_schedule(path)
     check_schedule(schedule, names, config.sync.quorum)
+    for fault in schedule.faults:
+        if fault.kind in without and fault.kind is not FaultKind.FULL_DISK:
+            raise UsageError(f"{fault.kind.value} can't be done here: {without[fault.kind]}")
     return schedule
 
 
@@ -138,6 +162,7 @@ def _befall(
     folder: Path,
     schedule: FaultSchedule,
     disk: DiskPlan,
+    without: Mapping[FaultKind, str],
     files: list[Path],
     overrides: list[str] | None,
 ) -> tuple[Outcome, dict[str, Any]]:
@@ -158,9 +183,7 @@ def _befall(
         write_text(folder / SCHEDULE_FILE, schedule.to_json())
         scene = Scene(config, folder, schedule, fills=fills and not disk.why_not)
         outcome = _run(scene, folder, lambda: scene.routed(load(files, overrides).config))
-    without = {FaultKind.FULL_DISK.value: disk.why_not} if disk.why_not else {}
-    without["clock-skew"] = "no process here has a wall clock of its own, and nothing is decided by it"
-    report = _conclude(scene, folder, disk.how, without)
+    report = _conclude(scene, folder, disk.how, {kind.value: reason for kind, reason in without.items()})
     return outcome, report
 
 

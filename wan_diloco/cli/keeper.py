@@ -69,6 +69,9 @@ class Keeper:
         clock: Measures lives.
         env: The environment of the process.
         say: Told what happens, one sentence each.
+
+    Attributes:
+        prefix: Words before the command line of the next life, and of no other.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Keeper:
         """Nothing is started yet."""
         self.spec = spec
         self.condition = Condition.NOT_STARTED
+        self.prefix: tuple[str, ...] = ()
         self.restarts = 0
         self.exit_code = 0
         self._policy = policy
@@ -112,7 +116,8 @@ class Keeper:
         command = self.spec.first
         while not self._stopping.is_set():
             started_s = self._clock.now_s()
-            self.exit_code = await self._live(command)
+            prefix, self.prefix = self.prefix, ()
+            self.exit_code = await self._live((*prefix, *command))
             command = self.spec.again
             if self._stopping.is_set():
                 break

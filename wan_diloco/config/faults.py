@@ -34,6 +34,7 @@ class FaultKind(StrEnum):
     `CUT`: a link carries nothing; both ways connections are reset, one way they stand and wait.
     `HALF_OPEN`: bytes vanish, connections stand. `THROTTLE`, `DELAY`, `CORRUPT`: a link is slow, late, noisy.
     `FULL_DISK`: nothing can be written where the run is kept. `JOIN`: a learner isn't there before.
+    `SKEW`: a process gets SIGKILL, and the one that follows has a monotonic clock that is ahead.
     """
 
     KILL = "kill"
@@ -45,6 +46,7 @@ class FaultKind(StrEnum):
     CORRUPT = "corrupt"
     FULL_DISK = "full-disk"
     JOIN = "join"
+    SKEW = "skew"
 
 
 _PROCESSES: Final = ("syncer", "learner", "uplink")
@@ -58,14 +60,16 @@ _HITS: Final[Mapping[FaultKind, tuple[str, ...]]] = {
     FaultKind.CORRUPT: ("link",),
     FaultKind.FULL_DISK: ("disk",),
     FaultKind.JOIN: ("learner",),
+    FaultKind.SKEW: ("syncer", "learner"),
 }
-_AT_ONCE: Final = frozenset({FaultKind.KILL, FaultKind.JOIN})
+_AT_ONCE: Final = frozenset({FaultKind.KILL, FaultKind.JOIN, FaultKind.SKEW})
 _WITHOUT_NAME: Final = frozenset({"syncer", "disk"})
 # The kind that needs a setting, and no other has it.
 _OWNERS: Final[Mapping[str, FaultKind]] = {
     "rate_bytes_per_s": FaultKind.THROTTLE,
     "delay_s": FaultKind.DELAY,
     "flips_per_byte": FaultKind.CORRUPT,
+    "offset_s": FaultKind.SKEW,
 }
 
 
@@ -103,6 +107,9 @@ class FaultSettings(BaseModel):
 
     flips_per_byte: float | None = Field(default=None, gt=0.0, le=1.0)
     """How likely a byte of a noisy link has a bit turned over."""
+
+    offset_s: Duration | None = Field(default=None, ge=1.0, le=100 * _DAY_S, alias="offset")
+    """By how much a skewed clock is ahead."""
 
     @model_validator(mode="after")
     def _relations(self) -> Self:

@@ -119,6 +119,12 @@ def _sync_problems(config: RunConfig) -> Iterator[ConfigError]:
             where="sync.quorum",
             hint=f"set it to {num_regions}, or sync.overlap_steps to 1 or more",
         )
+    if config.lockstep and config.syncer.durability != "every-merge":
+        yield ConfigError(
+            f"{config.syncer.durability} gives versions up at a restart, and in lockstep learners wait for each",
+            where="syncer.durability",
+            hint="set it to every-merge, or sync.overlap_steps to 1 or more",
+        )
     if sync.overlap_steps >= sync.period_steps:
         yield ConfigError(
             f"{sync.overlap_steps} isn't less than sync.period_steps, {sync.period_steps}",
@@ -201,6 +207,9 @@ def _other_warnings(config: RunConfig) -> Iterator[str]:
         yield "outer.momentum_warmup_steps has no effect while outer.momentum is 0"
     if outer.merge == "mean" and outer.mean_patterns != type(outer)().mean_patterns:
         yield "outer.mean_patterns has no effect with outer.merge = mean"
+    syncer = type(config.syncer)()
+    if config.syncer.durability == "every-merge" and config.syncer.flush_every_s != syncer.flush_every_s:
+        yield "syncer.flush_every has no effect with syncer.durability = every-merge"
     if config.syncer.journal_retention == "all":
         size = format_size(_journal_bytes(config))
         yield f"syncer.journal_retention = all drops nothing of the journal: about {size} by the end of the run"

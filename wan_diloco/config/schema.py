@@ -295,8 +295,14 @@ class SyncerSettings(_Settings):
     threads: int = Field(default=1, ge=1, le=1024)
     """Threads that merge."""
 
-    durability: Literal["every-merge"] = "every-merge"
-    """What must be on disk before it is acknowledged or sent."""
+    durability: Literal["every-merge", "interval"] = "every-merge"
+    """What a restart keeps. With "every-merge" everything that was acknowledged or sent, to the bit: the journal is
+    flushed first. With "interval" it is flushed every `flush_every`; a machine that loses power loses what was merged
+    since then, and at each restart a new epoch begins: every learner takes the published values anew, and what it had
+    trained on others, or sent and not seen merged, is discarded."""
+
+    flush_every_s: Duration = Field(default=5.0, gt=0.0, le=_YEAR_S, alias="flush_every")
+    """With `durability = "interval"`: time between two flushes of the journal."""
 
     snapshot_every_s: Duration = Field(default=30.0, gt=0.0, le=_YEAR_S, alias="snapshot_every")
     """Time between two snapshots; a restart replays the journal since the last."""

@@ -26,6 +26,7 @@ _TAIL_SHARE: Final = 0.1
 _JOIN_SHARES: Final = (0.08, 0.2)
 # A process that is killed again and again before it has lived for half a minute is given up by its supervisor.
 _KILLED_AGAIN_S: Final = 35.0
+_KILLS: Final = frozenset({FaultKind.KILL, FaultKind.SKEW})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ _ALL: Final = (
     _Sort(kind=FaultKind.DELAY, hits="link", weight=1, lasts_s=(5.0, 20.0)),
     _Sort(kind=FaultKind.CORRUPT, hits="link", weight=1, lasts_s=(3.0, 10.0)),
     _Sort(kind=FaultKind.FULL_DISK, hits="disk", weight=1, lasts_s=(2.0, 5.0)),
+    _Sort(kind=FaultKind.SKEW, hits="learner", weight=0),
+    _Sort(kind=FaultKind.SKEW, hits="syncer", weight=0),
     _Sort(kind=FaultKind.JOIN, hits="learner", weight=0),
 )
 
@@ -111,10 +114,10 @@ def draw_schedule(
 
 def _apart(drawn: list[_Sort]) -> list[_Sort]:
     """The same sorts, with the syncer's kills as far apart as they can be: it is one process, learners are many."""
-    kills = [sort for sort in drawn if (sort.kind, sort.hits) == (FaultKind.KILL, "syncer")]
-    others = iter([sort for sort in drawn if sort not in kills])
+    kills = [sort for sort in drawn if sort.kind in _KILLS and sort.hits == "syncer"]
+    others, killing = iter([sort for sort in drawn if sort not in kills]), iter(kills)
     places = {int((index + 0.5) * len(drawn) / len(kills)) for index in range(len(kills))}
-    return [kills[0] if place in places else next(others) for place in range(len(drawn))]
+    return [next(killing) if place in places else next(others) for place in range(len(drawn))]
 
 
 def _fault(
@@ -123,13 +126,13 @@ def _fault(
     target = sort.hits
     if sort.hits in {"learner", "uplink", "link"}:
         candidates = [f"{sort.hits}:{name}" for name in regions]
-        if sort.kind is FaultKind.KILL:
+        if sort.kind in _KILLS:
             # Whoever was killed longest ago, or never.
             oldest_s = min(killed.get(name, -_KILLED_AGAIN_S) for name in candidates)
             rested = [name for name in candidates if at_s - killed.get(name, -_KILLED_AGAIN_S) >= _KILLED_AGAIN_S]
             candidates = rested or [name for name in candidates if killed.get(name) == oldest_s]
         target = rng.choice(candidates)
-    if sort.kind is FaultKind.KILL:
+    if sort.kind in _KILLS:
         killed[target] = at_s
     more: dict[str, Any] = {}
     if sort.lasts_s[1]:
@@ -141,6 +144,8 @@ def _fault(
             more["rate"] = rate_text(float(round(10 ** rng.uniform(4.0, 5.3))))
         case FaultKind.DELAY:
             more["delay"] = duration_text(round(rng.uniform(0.05, 0.5), 3))
+        case FaultKind.SKEW:
+            more["offset"] = duration_text(float(round(10 ** rng.uniform(2.0, 6.5))))
         case FaultKind.CORRUPT:
             more["flips_per_byte"] = round(10 ** rng.uniform(-5.0, -4.0), 7)
         case _:

@@ -47,6 +47,10 @@ class Supervised(Protocol):
         """Start one that was held back."""
         ...
 
+    def skew(self, name: str, offset_s: float) -> None:
+        """Give the next life of the syncer, or of a region's learner, a clock that is ahead."""
+        ...
+
 
 class Scene:
     """One chaos run. Make it before the run, and play it on the run's event loop.
@@ -113,7 +117,7 @@ class Scene:
                 processes=self,
                 links=self._links,
                 ballast=self._ballast,
-                releasing=supervisor,
+                starting=supervisor,
                 say=say,
             )
             self.befallen = storm.befallen

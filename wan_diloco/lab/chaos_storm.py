@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wan_diloco.lab.small_disk import Ballast
     from wan_diloco.lab.victims import Victim
 
-__all__ = ["Befallen", "Releasing", "Storm"]
+__all__ = ["Befallen", "Starting", "Storm"]
 
 # A process that isn't there when it should be hit is being started again.
 _FIND_S: Final = 20.0
@@ -31,11 +31,15 @@ _FIND_EVERY_S: Final = 0.05
 _FILL_EVERY_S: Final = 0.5
 
 
-class Releasing(Protocol):
-    """Who holds late joiners back."""
+class Starting(Protocol):
+    """Who starts the processes."""
 
     def release(self, region: str) -> None:
-        """Start a region's learner."""
+        """Start a region's learner that was held back."""
+        ...
+
+    def skew(self, name: str, offset_s: float) -> None:
+        """Give the next life of the syncer, or of a region's learner, a clock that is ahead."""
         ...
 
 
@@ -63,7 +67,7 @@ class Storm:
         processes: To be hit.
         links: By region.
         ballast: Fills the disk; None where none can be filled.
-        releasing: Who holds late joiners back.
+        starting: Who starts the processes.
         say: Told what happens, one sentence each.
 
     Attributes:
@@ -77,7 +81,7 @@ class Storm:
         processes: Processes,
         links: Mapping[str, LinkProxy],
         ballast: Ballast | None,
-        releasing: Releasing,
+        starting: Starting,
         say: Callable[[str], None],
     ) -> None:
         """Do nothing yet."""
@@ -85,7 +89,7 @@ class Storm:
         self._processes = processes
         self._links = links
         self._ballast = ballast
-        self._releasing = releasing
+        self._starting = starting
         self._say = say
         self._on_links: dict[str, list[FaultSettings]] = {name: [] for name in links}
         self._frozen: list[Victim] = []
@@ -112,7 +116,7 @@ class Storm:
         await asyncio.sleep(due_s - loop.time())
         fault = item.fault
         victim = None
-        if fault.kind in (FaultKind.KILL, FaultKind.STOP):
+        if fault.kind in (FaultKind.KILL, FaultKind.STOP, FaultKind.SKEW):
             victim = await self._find(fault)
             if victim is None:
                 item.problem = f"there was no process for {_FIND_S:.0f} s"
@@ -124,11 +128,16 @@ class Storm:
             case FaultKind.KILL:
                 assert victim is not None
                 victim.send(signal.SIGKILL)
+            case FaultKind.SKEW:
+                assert victim is not None
+                assert fault.offset_s is not None
+                self._starting.skew(fault.region or "syncer", fault.offset_s)
+                victim.send(signal.SIGKILL)
             case FaultKind.STOP:
                 assert victim is not None
                 await self._freeze(victim, fault.duration_s)
             case FaultKind.JOIN:
-                self._releasing.release(fault.region)
+                self._starting.release(fault.region)
             case FaultKind.FULL_DISK:
                 await self._fill(item)
             case FaultKind.CUT | FaultKind.HALF_OPEN | FaultKind.THROTTLE | FaultKind.DELAY | FaultKind.CORRUPT:
@@ -213,4 +222,6 @@ def _said(fault: FaultSettings) -> str:
     what = f"{fault.kind.value} {fault.target}"
     if fault.way != "both":
         what += f" {fault.way}"
+    if fault.offset_s is not None:
+        what += f" by {fault.offset_s:.0f} s"
     return f"{what} for {fault.duration_s:.1f} s" if fault.duration_s else what

@@ -79,7 +79,7 @@ class Merged:
     """A round that was published, when that was seen.
 
     Attributes:
-    X
+        fresh: Of each learner that was merged fresh, the tokens.
     """
 
     seen_s: float

@@ -94,17 +94,20 @@ class _Auditor:
         # Of each life, the shard of the data that it reads; of each shard and fragment, the units that were merged.
         self._shards: dict[tuple[str, int], int] = {}
         self._units: dict[tuple[int, int], list[tuple[int, int, _Key]]] = defaultdict(list)
+        self._epoch = 0
 
     def take(self, record: Mapping[str, Any]) -> None:
         match record.get("type"):
             case "SyncerStarted":
-                self.audit.terms += 1
+                self._started(int(record.get("epoch", 0)))
             case "LearnerAdmitted":
                 self._shards[str(record["learner_id"]), int(record["incarnation"])] = int(record["shard"])
             case "ContributionJournalled":
                 self._journalled(record["header"])
             case "ContributionDiscarded":
                 self._discarded(record["header"], str(record["reason"]))
+            case "ContributionsLost":
+                self._lost(record)
             case "RoundClosed":
                 self._close(record)
             case "FragmentPublished":
@@ -158,6 +161,37 @@ class _Auditor:
             self._wrong(f"{_said(key, int(header['step_hi']))} was discarded ({reason}) without waiting for anything")
             return
         self.audit.discarded[reason] = self.audit.discarded.get(reason, 0) + 1
+
+    def _started(self, epoch: int) -> None:
+        self.audit.terms += 1
+        if epoch == self._epoch:
+            return
+        # What wasn't merged before a new epoch isn't merged in it.
+        self._epoch = epoch
+        lost = sum(map(len, self._waiting.values())) + sum(len(entries) for _, entries in self._closed.values())
+        if lost:
+            self.audit.discarded["syncer_lost"] = self.audit.discarded.get("syncer_lost", 0) + lost
+        self._waiting.clear()
+        for _, entries in self._closed.values():
+            for key, step_hi in entries.items():
+                self._covered[key[:3]].remove((key[3], step_hi))
+        self._closed.clear()
+        self._versions = {fragment: (epoch, count) for fragment, (_, count) in self._versions.items()}
+
+    def _lost(self, record: Mapping[str, Any]) -> None:
+        """A close named them, and they can't be read; a later one of the same key has all of their work."""
+        round_id = int(record["round_id"])
+        _, entries = self._closed.get(round_id, (0, {}))
+        for item in record["keys"]:
+            key = _key({"key": item})
+            if key not in entries:
+                self.audit.unaccounted += 1
+                self._wrong(f"round {round_id} loses what it doesn't merge: {key}")
+                continue
+            self._covered[key[:3]].remove((key[3], entries.pop(key)))
+            self.audit.discarded["unreadable"] = self.audit.discarded.get("unreadable", 0) + 1
+        if not entries:
+            self._closed.pop(round_id, None)
 
     def _close(self, record: Mapping[str, Any]) -> None:
         round_id, fragment = int(record["round_id"]), int(record["fragment_id"])

@@ -291,6 +291,23 @@ class Ledger:
             life.closed = True
             self._forget_if_done(owner, incarnation)
 
+    def lose(self, reason: DiscardReason) -> None:
+        """All work without a fate is lost; learners that live go on from a new install each.
+
+        What they do until that install is lost for the same reason.
+
+        Ordering: no contribution is in the journal any more.
+        """
+        for life in self.lives.values():
+            for index, interval in enumerate(life.running):
+                assert interval.journalled is None, "what is in the journal has a fate first"
+                for ended in life.ended[index]:
+                    ended.remainder = reason
+                self._give_up(life, FragmentId(index))
+                assert not life.ended[index], "what is in the journal has a fate first"
+                self._discard(FragmentId(index), reason, life.position - interval.settled)
+                life.running[index] = Interval(lo=life.position, settled=life.position, remainder=reason)
+
     # ---- proof -----------------------------------------------------------------------------------
 
     def outstanding(self, fragment_id: FragmentId) -> Amount:

@@ -20,10 +20,13 @@ from wan_diloco.protocol.plausibility import claim_steps_max, leap_steps_max
 from wan_diloco.protocol.quorum import Estimates, GracePolicy, ResponseTimes
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import TapeRecord
+from wan_diloco.protocol.tape import LearnerAdmitted, LeaseEnded, RunEnded, RunStarted, SyncerStarted, TapeRecord
 from wan_diloco.units import FragmentId, GlobalStep, LearnerId
 
 __all__ = ["SyncerContext", "SyncerSettings"]
+
+# What fences must be known to the next process whatever else is lost.
+_KEPT = (SyncerStarted, LearnerAdmitted, LeaseEnded, RunStarted, RunEnded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class SyncerSettings:
         start_timeout_s: After which the run starts without the regions that haven't come.
         shards: Address of the shard that owns each fragment; "" is this one.
         lossless: Whether the codec is; publications are values then.
+        durable: Nothing is acknowledged or sent before it is durable; otherwise only lives, and a run's start and end.
         ingress: What may come in, at the start; it can be changed.
         joiners_max: Learners that one donor gives its moments to at once.
         num_spare_shards: Of the data, beyond those of the configured learners.
@@ -51,6 +55,7 @@ class SyncerSettings:
     lossless: bool
     ingress: Ingress = field(default_factory=Ingress)
     joiners_max: int = 2
+    durable: bool = True
     num_spare_shards: int = 0
 
     @property
@@ -117,7 +122,8 @@ class SyncerContext:
     def record(self, record: TapeRecord, *, durable: bool) -> None:
         """Apply a decision, and put it on the tape."""
         self.state.apply(record)
-        self.effects.append(Record(record=record, durable=durable))
+        kept = self.settings.durable or isinstance(record, _KEPT)
+        self.effects.append(Record(record=record, durable=durable and kept))
 
     def show(self, topic: str, text: str) -> None:
         """Tell the operator why something does not happen, once per change; an empty text withdraws it."""

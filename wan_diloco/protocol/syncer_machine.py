@@ -39,12 +39,14 @@ from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.syncer_sessions import SessionDesk
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import MembershipChanged, RunEnded, RunStarted, SyncerStarted
-from wan_diloco.units import GlobalStep, LocalStep, Term
+from wan_diloco.units import Epoch, GlobalStep, LocalStep, Term
 
 __all__ = ["SyncerMachine", "SyncerSettings"]
 
 # Figures fall by no more than this over a restart; a note a second is little beside the rounds.
 _NOTE_S = 1.0
+# Far more than a process closes between two flushes: of those that a power cut took nothing is known.
+_ROUNDS_LOST_MAX = 1_000_000
 
 
 class SyncerMachine:
@@ -79,10 +81,13 @@ class SyncerMachine:
         self._began_s = now_s
         # Rounds that an earlier process opened and did not close may have been answered; their numbers must not
         # come again, or those answers would count for a question never asked.
+        lost = not (self.state.durable or self.state.ended)
+        unknown = _ROUNDS_LOST_MAX if lost else self.context.settings.rounds_max if self.state.term else 0
         record = SyncerStarted(
             term=Term(self.state.term + 1),
-            epoch=self.state.epoch,
-            next_round=self.state.next_round + (self.context.settings.rounds_max if self.state.term else 0),
+            epoch=Epoch(self.state.epoch + lost),
+            next_round=self.state.next_round + unknown,
+            durable=self.context.settings.durable,
         )
         self.context.record(record, durable=True)
         self._remember(now_s)

@@ -199,7 +199,8 @@ class SessionDesk:
         member.reported = True
         ledger = self.context.state.ledger
         for item in report.fragments:
-            if item.fragment_id < ledger.num_fragments:
+            # What was installed in another epoch is lost anyway, and will be replaced whenever it was installed.
+            if item.fragment_id < ledger.num_fragments and item.version.epoch == self.context.state.epoch:
                 lo = Amount(item.step_lo, item.tokens_lo)
                 ledger.installed(learner_id, incarnation, item.fragment_id, lo)
         ledger.observe(learner_id, incarnation, Amount(report.local_step, report.tokens))

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from wan_diloco.protocol.epochs import begin_epoch
 from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, MergedNote, RefusalReason
@@ -96,6 +97,7 @@ class SyncerState:
         life_ids: Of the processes that live them.
         anchors: Of each live member, as of the last change of membership.
         versions, digests: Published, of each fragment.
+        durable: Whether the process that runs, or ran last, acknowledges and sends only what is on the tape.
         updates: Stored publications of each fragment, oldest first, at most `keep_updates`.
         pool: Journalled contributions that no close record names.
         closed: Rounds that are closed and not yet published, by fragment.
@@ -111,6 +113,7 @@ class SyncerState:
     keep_updates: int
     term: Term = _NO_TERM
     epoch: Epoch = _FIRST_EPOCH
+    durable: bool = True
     started: bool = False
     ended: bool = False
     global_step: int = 0
@@ -149,7 +152,9 @@ class SyncerState:
         """Change the state as a record says. Records are applied in the tape's order, each once."""
         match record:
             case SyncerStarted():
-                self.term, self.epoch = record.term, record.epoch
+                if record.epoch > self.epoch:
+                    begin_epoch(self, record.epoch, DiscardReason.SYNCER_LOST)
+                self.term, self.durable = record.term, record.durable
                 self.next_round = max(self.next_round, record.next_round)
             case LearnerAdmitted():
                 self._admitted(record)

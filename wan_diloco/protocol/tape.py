@@ -49,13 +49,17 @@ class SyncerStarted:
     """A syncer process took this state; the term fences an older one.
 
     Attributes:
+        epoch: A higher one than before: the process before this one may have acknowledged and sent what isn't on the
+            tape, and nothing that learners have counts any more.
         next_round: No earlier process gave this number or a higher one to a round, also not to one that it
             opened and never closed.
+        durable: What this process acknowledges and sends is on the tape before.
     """
 
     term: Term
     epoch: Epoch
     next_round: int = 0
+    durable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,6 @@ __all__ = ["Invariants", "Violation", "must"]
 
 
 _BALANCED_AT_ONCE = 4
-_FIRST = Version(Epoch(0), 0)
 
 
 @dataclass(slots=True)
@@ -44,6 +43,7 @@ class Invariants:
 
     Args:
         quorum: K.
+        durable: Nothing may be done before what it rests on is durable.
         leases: The books of who reads which data.
 
     Attributes:
@@ -59,6 +59,7 @@ class Invariants:
     """
 
     quorum: int
+    durable: bool = True
     leases: LeaseBook = field(default_factory=LeaseBook)
     merged: set[ContributionKey] = field(default_factory=set)
     covered: dict[tuple[LearnerId, int, FragmentId], int] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class Invariants:
     merging_now: dict[FragmentId, RoundClosed] = field(default_factory=dict)
     merged_work: dict[FragmentId, Amount] = field(default_factory=dict)
     term: Term = field(default=Term(0))
+    epoch: Epoch = field(default=Epoch(0))
     ended: bool = False
     _turn: int = 0
     fresh_in: dict[LearnerId, list[tuple[FragmentId, int]]] = field(default_factory=dict)
@@ -87,6 +89,8 @@ class Invariants:
                     self.written.pop(header.key, None)
                 case RunEnded():
                     self.written.clear()
+                case SyncerStarted(epoch=epoch) if epoch > self.epoch:
+                    self.written.clear()
                 case RoundClosed():
                     for entry in effect.record.entries:
                         known = self.written.pop(entry.header.key, None)
@@ -100,6 +104,8 @@ class Invariants:
             case SyncerStarted():
                 must(record.term > self.term, f"term {self.term} is followed by {record.term}")
                 self.term = record.term
+                if record.epoch != self.epoch:
+                    self._anew(record.epoch)
             case LearnerAdmitted():
                 before = self.admitted.get(record.learner_id, 0)
                 must(record.incarnation == before + 1, f"life {before} is followed by {record.incarnation}")
@@ -144,6 +150,8 @@ class Invariants:
 
     def merging(self, effect: StartMerge) -> None:
         """A merge begins; a closed round's may begin again after a failure, with the same entries."""
+        if not self.durable:
+            return
         must(effect.round_id in self.closed, f"round {effect.round_id} is merged without a close record")
         standing = self.merging_now.get(effect.fragment_id)
         same = standing is not None and standing.entries == effect.entries
@@ -205,7 +213,7 @@ class Invariants:
         self.leases.journalled(header)
 
     def _closed(self, record: RoundClosed) -> None:
-        fragment_id, version = record.fragment_id, self.versions.get(record.fragment_id, _FIRST)
+        fragment_id, version = record.fragment_id, self.versions.get(record.fragment_id, Version(self.epoch, 0))
         must(record.round_id not in self.closed, f"round {record.round_id} is closed twice")
         must(fragment_id not in self.merging_now, f"fragment {fragment_id} has two rounds")
         must(record.from_version == version, f"round {record.round_id} starts from another version than {version}")
@@ -234,6 +242,14 @@ class Invariants:
             self.fresh_in.setdefault(key.learner_id, []).append((key.fragment_id, record.to_version.count))
             self.fresh_at.setdefault(key.learner_id, []).append((key.fragment_id, entry.header.step_hi))
 
+    def _anew(self, epoch: Epoch) -> None:
+        """What isn't merged is lost, and every version has another name."""
+        must(not self.durable and epoch == self.epoch + 1, f"epoch {self.epoch} is followed by {epoch}")
+        self.epoch = epoch
+        self.journalled.clear()
+        self.merging_now.clear()
+        self.versions = {fragment: Version(epoch, version.count) for fragment, version in self.versions.items()}
+
     def _lost(self, record: ContributionsLost) -> None:
         closed = self.merging_now.pop(record.fragment_id, None)
         must(closed is not None, f"fragment {record.fragment_id} loses contributions without a round")
@@ -254,7 +270,7 @@ class Invariants:
         closed = self.merging_now.pop(record.fragment_id, None)
         must(closed is not None, f"fragment {record.fragment_id} is published without a round")
         assert closed is not None
-        expected = self.versions.get(record.fragment_id, _FIRST).next()
+        expected = self.versions.get(record.fragment_id, Version(self.epoch, 0)).next()
         must(record.version == expected, f"version {record.version} is published in place of {expected}")
         must(closed.round_id == record.round_id, f"round {record.round_id} is published for {closed.round_id}")
         self.versions[record.fragment_id] = record.version

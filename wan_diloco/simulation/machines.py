@@ -89,7 +89,8 @@ class MachineWorld:
         self._uploads_max = settings.uploads_max
         self.rng = random.Random(seed)
         self.agenda = Agenda()
-        self.invariants = Invariants(settings.quorum, LeaseBook(settings.learners, settings.num_spare_shards))
+        leases = LeaseBook(settings.learners, settings.num_spare_shards)
+        self.invariants = Invariants(settings.quorum, settings.durable, leases)
         self.talk = Talk(settings, self.invariants)
         self.note = note
         self.loses: Callable[[SyncerEffect], bool] = lambda _: self.happens(settings.drop)
@@ -147,6 +148,11 @@ class MachineWorld:
     def syncer_up(self) -> bool:
         """Its process is there."""
         return self.node.up
+
+    @property
+    def resyncs(self) -> list[int]:
+        """Of each fragment, how often learners took the published value whatever they had."""
+        return [sum(node.resyncs[index] for node in self.everybody) for index in range(self.settings.num_fragments)]
 
     @property
     def num_sessions(self) -> int:

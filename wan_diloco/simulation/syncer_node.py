@@ -77,6 +77,11 @@ class Network(Protocol):
         ...
 
     @property
+    def resyncs(self) -> list[int]:
+        """Of each fragment, how often learners took the published value whatever they had."""
+        ...
+
+    @property
     def num_sessions(self) -> int:
         """Connections of whose end the machine doesn't know."""
         ...
@@ -187,6 +192,8 @@ class SyncerNode:
         self._clock_s = network.clock_step_s
         if network.settings.skewed:
             self._clock_s += network.rng.uniform(0.0, _CLOCK_MAX_S)
+        if not network.settings.durable:
+            self._flush_later(self.process)
         self.inputs.append((self.now_s, None))
         effects = self.machine.start(self.now_s)
         network.note("syncer", None, effects)
@@ -271,11 +278,8 @@ class SyncerNode:
         network.invariants.balanced(self.machine)
         # What is kept for ever is there at the next look too. What the machine will be told next it can't know yet.
         if len(self.inputs) % _BOUNDS_EVERY == 0:
-            resyncs = [
-                sum(node.resyncs[index] for node in network.everybody)
-                for index in range(network.settings.num_fragments)
-            ]
-            check_syncer(self.machine, network.settings, network.num_sessions + len(self._inbox), resyncs)
+            sessions = network.num_sessions + len(self._inbox)
+            check_syncer(self.machine, network.settings, sessions, network.resyncs)
         self._timer += 1
         deadline_s, number = self.machine.deadline_s(), self._timer
         if deadline_s is not None:
@@ -285,6 +289,16 @@ class SyncerNode:
         if number == self._timer:
             self._reached_s = deadline_s  # in spite of rounding
             self.tell(TimerFired())
+
+    def _flush_later(self, process: int) -> None:
+        """Records that nobody waits for are flushed now and then, while this process lives."""
+
+        def flush() -> None:
+            if process == self.process:
+                self.disk.flush()
+                self._flush_later(process)
+
+        self._network.agenda.after(self._network.settings.flush_s, flush)
 
     def _resume(self) -> None:
         state = self.disk.restore()

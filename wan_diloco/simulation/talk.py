@@ -21,7 +21,16 @@ from wan_diloco.protocol.events import (
     UploadOffered,
     UploadStored,
 )
-from wan_diloco.protocol.messages import Acknowledged, Declined, Goodbye, Hello, Pull, Report, Welcome
+from wan_diloco.protocol.messages import (
+    Acknowledged,
+    ContributionHeader,
+    Declined,
+    Goodbye,
+    Hello,
+    Pull,
+    Report,
+    Welcome,
+)
 from wan_diloco.protocol.rejoin_messages import Donate, DonationOver
 from wan_diloco.protocol.tape import RoundClosed
 from wan_diloco.simulation.checkers import Invariants, must
@@ -105,6 +114,8 @@ class Talk:
                     del self._standing[life[0]]
             case LearnerSaid() if isinstance(event.message, Hello):
                 self._hellos.setdefault(event.session, event.message)
+            case UploadOffered(header=header) if self._lives.get(event.session) != _life_of(header):
+                pass  # in another's name: nobody's sign of life
             case LearnerSaid() | UploadOffered() if self._stands(event.session):
                 learner_id = self._lives[event.session][0]
                 self._heard_s[learner_id] = now_s
@@ -158,8 +169,8 @@ class Talk:
                     self._donations.over(effect.session, over.transfer)
                 case AcceptUpload(header=header):
                     must(effect.session not in self._ended, f"an upload is taken on session {effect.session}, ended")
-                    life = (header.key.learner_id, int(header.key.incarnation))
-                    must(self._lives.get(effect.session) == life, f"{header.key} is taken from another")
+                    own = self._lives.get(effect.session) == _life_of(header)
+                    must(own, f"{header.key} is taken from another")
                 case CloseSession():
                     self._ended.add(effect.session)
                 case _:
@@ -168,7 +179,7 @@ class Talk:
     def said(self, effect: SendToLearner) -> None:
         """Something is said, and all before it is done."""
         message = effect.message
-        if isinstance(message, Acknowledged) and effect.session in self._lives:
+        if isinstance(message, Acknowledged) and effect.session in self._lives and self._settings.durable:
             place = (self._lives[effect.session][0], message.fragment_id, int(message.step_lo))
             durable = self._invariants.stored_hi.get(place, -1)
             must(durable >= message.step_hi, f"{place} is acknowledged up to {message.step_hi}, durable to {durable}")
@@ -271,3 +282,7 @@ class Talk:
         session = self._standing.get(learner_id)
         alive = session is not None and self._lives[session] == (learner_id, incarnation)
         return alive and self._is_live(learner_id, now_s + 2 * _TINY_S)
+
+
+def _life_of(header: ContributionHeader) -> tuple[LearnerId, int]:
+    return header.key.learner_id, int(header.key.incarnation)

@@ -93,7 +93,7 @@ LEARNER: dict[str, tuple[str, ...]] = {
     "Pull": ("nothing", "RequestSnapshot", "say Declined"),
     "Acknowledged": ("nothing", "DropUpload", "RequestSnapshot"),
     "ContributionRefused": ("nothing", "DropUpload", "RequestSnapshot"),
-    "StateOffered": ("nothing", "FetchState"),
+    "StateOffered": ("nothing", "FetchState", "say StateWanted"),
     "NoDonor": ("nothing", "say StateSettled", "ReleaseState", "AllowSteps"),
     "Donate": ("nothing", "PinState", *_GIVES, "say StateDeclined"),
     "DonationOver": ("nothing", "EndGiving"),
@@ -171,7 +171,5 @@ UNREACHABLE: dict[str, str] = {
     "learner: Start -> SetPace": "before Start nobody takes a step, so that the pace is what Welcome said",
     "declined: round_closed": "no machine says it: work that answers a closed round rides along in the next",
     "missing: round_closed": "as above",
-    "discarded: syncer_lost": "only with `interval` durability, whose epochs the star under test never has",
     "learner: -> say Goodbye": "its driver says it, at SIGTERM",
-    "learner: StateOffered -> say StateWanted": "epochs never change in the star under test, and all have one layout",
 }

@@ -61,6 +61,8 @@ class WorldSettings:
         unlisted: Links of learners whose names nobody listed: u0, u1, ...; none is there at the start.
         unlisted_max: How many of those names may take part.
         num_spare_shards: Of the data, for them.
+        durable: What is acknowledged and sent is durable before; otherwise it is so a little later.
+        flush_s: Until then.
         joiners_max: That take moments of one donor at once.
     """
 
@@ -91,6 +93,8 @@ class WorldSettings:
     unlisted: tuple[LinkProfile, ...] = ()
     unlisted_max: int = 0
     num_spare_shards: int = 0
+    durable: bool = True
+    flush_s: float = 2.0
 
     @property
     def learners(self) -> tuple[LearnerId, ...]:
@@ -161,6 +165,7 @@ class WorldSettings:
             lossless=False,
             joiners_max=self.joiners_max,
             num_spare_shards=self.num_spare_shards,
+            durable=self.durable,
         )
 
     def for_learner(self) -> LearnerSettings:

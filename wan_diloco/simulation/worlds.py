@@ -157,6 +157,8 @@ def draw_world(seed: int, attempt: int = 0) -> Trial:
         late=late,
         start_timeout_s=rng.choice([2.0, 5.0]) if late or rng.random() < 0.1 else 60.0,
         joiners_max=rng.choice([1, 2]),
+        durable=lockstep or rng.random() < 0.85,
+        flush_s=rng.choice([0.2, 2.0, 20.0]),
     )
     trial = Trial(
         settings=settings,

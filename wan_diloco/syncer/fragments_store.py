@@ -353,6 +353,13 @@ class FragmentStore:
         self._values[merged.fragment_id] = merged.value
         self._changing.discard(merged.fragment_id)
 
+    def rename(self, versions: Sequence[Version]) -> None:
+        """In a new epoch the very same values have other names."""
+        assert self.settled, "a new epoch begins before any merge"
+        self._values = [
+            dataclasses.replace(value, version=version) for value, version in zip(self._values, versions, strict=True)
+        ]
+
 
 def snapshot_tensors(values: Sequence[FragmentValue]) -> dict[str, torch.Tensor]:
     """All values under the names that `FragmentStore.restore` looks for; nothing is copied."""

@@ -372,6 +372,16 @@ class JournalKeeper:
         """
         self.journal.sync()
 
+    async def flush_every(self, seconds: float) -> None:
+        """Flush now and then, for as long as the caller likes.
+
+        Raises:
+            StorageError: The journal can't say what is durable; the process must end.
+        """
+        while True:
+            await asyncio.sleep(seconds)
+            await in_executor(self._workers.journal, self.check)
+
     def close(self) -> None:
         """Close the files."""
         self.journal.close()

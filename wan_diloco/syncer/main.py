@@ -213,6 +213,7 @@ def build_service(
             clock=clock,
             packing=Packing(zstd=config.wire.zstd),
             snapshot_every_s=config.syncer.snapshot_every_s,
+            flush_every_s=None if config.syncer.durability == "every-merge" else config.syncer.flush_every_s,
             rates=line_rates(config),
             curve=_curve(config, run_folder, restored, maths.layout, workers, observer) if evaluate else None,
             input_log=InputLog(run_folder / "input.jsonl") if input_log else None,

@@ -140,5 +140,6 @@ def machine_settings(config: RunConfig, maths: Maths, initial_digests: tuple[str
         shards=("",) * layout.num_fragments,
         lossless=maths.codec.lossless,
         ingress=line_rates(config).ingress,
+        durable=config.syncer.durability == "every-merge",
         num_spare_shards=config.data.spare_shards,
     )

@@ -20,7 +20,7 @@ from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.state_json import state_from_json
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import FragmentPublished, RoundClosed, TapeRecord
+from wan_diloco.protocol.tape import FragmentPublished, RoundClosed, SyncerStarted, TapeRecord
 from wan_diloco.storage import (
     Damage,
     JournalReader,
@@ -141,6 +141,8 @@ class TapeReplay:
             self._publish(record, self._state.closed[record.fragment_id])
             self.rounds[record.fragment_id] = record.round_id
         self._state.apply(record)
+        if isinstance(record, SyncerStarted):
+            self._store.rename(self._state.versions)
 
     def _publish(self, record: FragmentPublished, closed: RoundClosed) -> None:
         fragment_id = record.fragment_id

@@ -11,13 +11,12 @@ Maths, disk and packing run in executors; transfers and merges are tasks of one 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
 from wan_diloco.clock import Clock
-from wan_diloco.errors import JournalError, StorageError, TransportError
+from wan_diloco.errors import StorageError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import (
     AcceptUpload,
@@ -39,7 +38,6 @@ from wan_diloco.protocol.events import (
     SyncerEffect,
     SyncerEvent,
     TimerFired,
-    TransferBroken,
     UploadFailed,
     UploadOffered,
     UploadStored,
@@ -49,9 +47,10 @@ from wan_diloco.protocol.rejoin_messages import StateSettled
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.protocol.tape import FragmentPublished
+from wan_diloco.protocol.tape import FragmentPublished, SyncerStarted
+from wan_diloco.syncer.deliveries import Deliveries
 from wan_diloco.syncer.evaluation import Curve
-from wan_diloco.syncer.fragments_store import FragmentStore, Hold, Maths
+from wan_diloco.syncer.fragments_store import FragmentStore, Maths
 from wan_diloco.syncer.inbox import Inbox
 from wan_diloco.syncer.input_log import InputLog
 from wan_diloco.syncer.journal_keeper import JournalKeeper
@@ -62,7 +61,7 @@ from wan_diloco.syncer.plan import LineRates
 from wan_diloco.syncer.refusals import Refusals
 from wan_diloco.syncer.snapshots import Capture, SnapshotKeeper
 from wan_diloco.syncer.spool import Spool
-from wan_diloco.syncer.updates import Packing, PublishedValue, Updates
+from wan_diloco.syncer.updates import Packing, Updates
 from wan_diloco.syncer.uploads import Offers, store_upload
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.transport.interface import Session
@@ -72,10 +71,6 @@ __all__ = ["Parts", "SyncerService"]
 
 _PROGRESS_EVERY_S: Final = 10.0
 _TICK_S: Final = 1.0
-# Between two tries of what failed for a reason that won't be gone at once.
-_RETRY_S: Final = 1.0
-# Whole values packed for one learner at once: one is being sent while the next is made ready.
-_VALUES_PACKED: Final = 2
 # How long learners are given to leave after they were told that the run is over.
 _LEAVE_S: Final = 10.0
 
@@ -85,6 +80,7 @@ class Parts:
     """What a service is put together from.
 
     Attributes:
+        flush_every_s: Between two flushes of the journal, where records don't wait for one; None where they do.
         rates: All caps at the start.
         curve: Evaluations; None for none.
         input_log: None for none.
@@ -100,6 +96,7 @@ class Parts:
     clock: Clock
     packing: Packing
     snapshot_every_s: float
+    flush_every_s: float | None
     rates: LineRates
     curve: Curve | None
     input_log: InputLog | None
@@ -137,7 +134,15 @@ class SyncerService:
             report=parts.observer.reason,
         )
         self._sessions: dict[SessionId, Session] = {}
-        self._value_gates: dict[SessionId, asyncio.Semaphore] = {}
+        self._deliveries = Deliveries(
+            store=parts.store,
+            updates=self._updates,
+            sessions=self._sessions,
+            named=self._named,
+            spawn=self._spawn,
+            emit=self._emit,
+            tell=parts.observer.event,
+        )
         self._nobody = asyncio.Event()
         self._nobody.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,6 +176,8 @@ class SyncerService:
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._spawn(self._tick())
+            if self._parts.flush_every_s is not None:
+                self._spawn(self._parts.keeper.flush_every(self._parts.flush_every_s))
             if self._parts.curve is not None:
                 self._spawn(self._parts.curve.run())
             await self._decide()
@@ -202,7 +209,7 @@ class SyncerService:
     def connected(self, session: Session) -> None:
         """A learner opened a session."""
         self._sessions[session.session] = session
-        self._value_gates[session.session] = asyncio.Semaphore(_VALUES_PACKED)
+        self._deliveries.connected(session.session)
         self._nobody.clear()
         self._emit(LearnerConnected(session=session.session))
 
@@ -221,7 +228,7 @@ class SyncerService:
     def disconnected(self, session: Session, reason: str) -> None:
         """The session ended."""
         self._sessions.pop(session.session, None)
-        self._value_gates.pop(session.session, None)
+        self._deliveries.disconnected(session.session)
         learner_id = self._named.ended(session.session)
         if learner_id is not None:
             self._parts.observer.session_ended(learner_id, session.counters)
@@ -347,6 +354,8 @@ class SyncerService:
             case Record():
                 if isinstance(effect.record, FragmentPublished):
                     self._merges.install(effect.record)
+                elif isinstance(effect.record, SyncerStarted):
+                    self._parts.store.rename(self._machine.state.versions)
                 self._parts.observer.recorded(effect.record)
             case StartMerge():
                 if not self._stopping:
@@ -355,7 +364,7 @@ class SyncerService:
                     task.add_done_callback(self._merging.discard)
             case SendUpdate():
                 if not self._stopping and effect.session in self._named:
-                    self._begin_update(effect)
+                    self._deliveries.begin(effect)
             case ShowReason():
                 self._parts.observer.reason(effect.topic, effect.text)
             case EndRun():
@@ -367,51 +376,6 @@ class SyncerService:
                 assert_never(effect)
 
     # ---- beside the loop -------------------------------------------------------------------------
-
-    def _begin_update(self, effect: SendUpdate) -> None:
-        """Bring an update to a learner: a chain of stored ones, or the value of the moment when this was decided."""
-        fragment_id, store = effect.header.fragment_id, self._parts.store
-        if effect.chain:
-            self._spawn(self._send(effect, None, None))
-        elif store.changing(fragment_id):
-            # In a moment there will be another value, and it will be decided anew what is lacking.
-            self._spawn(self._retry(effect))
-        else:
-            hold = store.hold([fragment_id])
-            value = hold.values.pop(fragment_id)
-            self._spawn(self._send(effect, PublishedValue(value.version, value.published_N), hold))
-
-    async def _send(self, effect: SendUpdate, published: PublishedValue | None, hold: Hold | None) -> None:
-        async with contextlib.AsyncExitStack() as held:
-            if hold is not None:
-                held.callback(hold.end)
-            if published is not None and (gate := self._value_gates.get(effect.session)) is not None:
-                # A joiner lacks every fragment: packed all at once they would be a whole model for each joiner.
-                await held.enter_async_context(gate)
-            await self._bring(effect, published)
-
-    async def _bring(self, effect: SendUpdate, published: PublishedValue | None) -> None:
-        fragment_id = effect.header.fragment_id
-        if (learner_id := self._named.learner(effect.session)) is None:
-            return  # it went while this waited
-        chunk_bytes = self._named.rates.chunk_bytes(learner_id)
-        try:
-            if published is None:
-                segments = await self._updates.chain(fragment_id, effect.chain, chunk_bytes)
-            else:
-                assert published.version == effect.header.to_version, f"{published.version} is no {effect.header}"
-                segments = await self._updates.value(fragment_id, published, chunk_bytes)
-            if (session := self._sessions.get(effect.session)) is not None:
-                await session.send_update(effect.header, segments, effect.spread_s)
-        except (TransportError, StorageError) as exc:  # a session's end is told by itself
-            if isinstance(exc, StorageError):
-                self._parts.observer.event("update_unreadable", str(exc))
-            await self._retry(effect, unreadable=isinstance(exc, JournalError))
-
-    async def _retry(self, effect: SendUpdate, *, unreadable: bool = False) -> None:
-        await asyncio.sleep(_RETRY_S)
-        fragment_id = effect.header.fragment_id
-        self._emit(TransferBroken(session=effect.session, fragment_id=fragment_id, unreadable=unreadable))
 
     async def _tick(self) -> None:
         told_s = self._clock.now_s()

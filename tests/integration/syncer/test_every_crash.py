@@ -17,9 +17,11 @@ import torch
 from tests.support.crashes import FileSystemRecorder, Image, lay_out
 from tests.support.syncer import close, maths_of, tiny_config
 from tests.support.syncer_scene import advance, learners, scene, syncer, until
+from wan_diloco.config import RunConfig
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol.events import Record, SendUpdate
 from wan_diloco.protocol.state_json import state_from_json, state_to_json
+from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import ContributionJournalled, LearnerAdmitted, TapeRecord
 from wan_diloco.storage import Journal, good_snapshots
@@ -27,13 +29,16 @@ from wan_diloco.syncer import spool
 from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue
 from wan_diloco.syncer.journal_keeper import JournalKeeper
 from wan_diloco.syncer.merges import Merges
+from wan_diloco.syncer.plan import machine_settings
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.snapshots import SnapshotKeeper
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.transport.memory import MemoryNetwork
+from wan_diloco.units import Epoch, Version
 
 CONFIG = tiny_config(syncer={"snapshot_every": "1h", "keep_updates": 1})
+INTERVAL = tiny_config(syncer={"snapshot_every": "1h", "keep_updates": 1, "durability": "interval"})
 MATHS = maths_of(CONFIG)
 INITIAL = model_tensors(build_model(CONFIG))
 SEGMENT_BYTES = 6_000
@@ -104,13 +109,13 @@ def _fresh_values() -> tuple[FragmentValue, ...]:
     return FragmentStore.fresh(MATHS.layout, INITIAL).values()
 
 
-def _run(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Watched, FileSystemRecorder]:
+def _run(folder: Path, patch: pytest.MonkeyPatch, config: RunConfig = CONFIG) -> tuple[Watched, FileSystemRecorder]:
     seen = Watched()
     seen.look(patch)
     recorder = FileSystemRecorder(folder, lambda: len(seen.performed))
 
     async def story():
-        async with scene(CONFIG, folder, workers=Workers.inline()) as (made, group):
+        async with scene(config, folder, workers=Workers.inline()) as (made, group):
             for index, value in enumerate(_fresh_values()):
                 seen.keep(index, value)
             for step in range(1, STEPS + 1):
@@ -128,7 +133,7 @@ def _run(folder: Path, patch: pytest.MonkeyPatch) -> tuple[Watched, FileSystemRe
     return seen, recorder
 
 
-def _check(restored: Restored, seen: Watched, mark: int, newest: str | None) -> None:
+def _check(restored: Restored, seen: Watched, mark: int, newest: str | None, *, every_merge: bool) -> None:
     """What came back is the run at a moment at which nothing that it had promised is missing."""
     performed = seen.performed[:mark]
     promised = [index for index, effect in enumerate(performed) if isinstance(effect, Record) and effect.durable]
@@ -149,7 +154,7 @@ def _check(restored: Restored, seen: Watched, mark: int, newest: str | None) -> 
         for ours, theirs in zip((value.exact_N, value.published_N, value.momentum_N), bits, strict=True):
             assert torch.equal(ours, theirs)
     for effect in performed:
-        if isinstance(effect, SendUpdate):
+        if isinstance(effect, SendUpdate) and every_merge:
             assert restored.state.versions[effect.header.fragment_id] >= effect.header.to_version
     _check_promises([effect.record for effect in performed if isinstance(effect, Record) and effect.durable], restored)
 
@@ -173,21 +178,37 @@ def _check_promises(records: list[TapeRecord], restored: Restored) -> None:
         assert restored.state.ledger.is_repeated(record.header)
 
 
-def _restarted(image: Image, folder: Path, seen: Watched, mark: int) -> None:
+def _begin_again(restored: Restored, config: RunConfig) -> None:
+    """The next process decides what counts."""
+    before = list(restored.state.versions)
+    machine = SyncerMachine(machine_settings(config, MATHS, restored.state.initial_digests), restored.state)
+    lives, lost = dict(machine.state.incarnations), machine.state.term > 0 and config.syncer.durability == "interval"
+    machine.start(0.0)
+    assert machine.state.versions == [Version(Epoch(int(lost)), version.count) for version in before]
+    assert machine.state.incarnations == lives
+    assert machine.state.ledger.totals(machine.state.parameters).balance == 0
+    if lost:
+        assert not any(machine.state.pool)
+        assert not machine.state.closed
+
+
+def _restarted(image: Image, folder: Path, seen: Watched, mark: int, config: RunConfig) -> None:
     lay_out(image, folder)
     snapshots = folder / "state" / "snapshots"
     newest = list(good_snapshots(snapshots))[-1:] if snapshots.is_dir() else []
     restored = _open(folder / "state")
     try:
-        _check(restored, seen, mark, newest[0] if newest else None)
+        every_merge = config.syncer.durability == "every-merge"
+        _check(restored, seen, mark, newest[0] if newest else None, every_merge=every_merge)
+        _begin_again(restored, config)
     finally:
         close(restored)
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("in_chunks", [False, True])
+@pytest.mark.parametrize(("config", "in_chunks"), [(CONFIG, False), (CONFIG, True), (INTERVAL, False)])
 def test_at_every_call_of_the_write_path_a_kill_and_a_power_cut_leave_all_that_was_promised(
-    tmp_path, monkeypatch, in_chunks
+    tmp_path, monkeypatch, config, in_chunks
 ):
     torch.set_num_threads(1)
     monkeypatch.setattr(Journal.open.__func__, "__defaults__", (SEGMENT_BYTES,))
@@ -195,7 +216,7 @@ def test_at_every_call_of_the_write_path_a_kill_and_a_power_cut_leave_all_that_w
         monkeypatch.setattr(spool, "_WHOLE_BYTES_MAX", 0)
     (tmp_path / "run").mkdir()
     with monkeypatch.context() as patch:
-        seen, recorder = _run(tmp_path / "run", patch)
+        seen, recorder = _run(tmp_path / "run", patch, config)
     assert set(recorder.calls) >= {
         "open",
         "pwritev",
@@ -218,7 +239,7 @@ def test_at_every_call_of_the_write_path_a_kill_and_a_power_cut_leave_all_that_w
     assert len(images) > 200
     for (kind, _), (moment, image) in images.items():
         try:
-            _restarted(image, tmp_path / "again", seen, moment.mark)
+            _restarted(image, tmp_path / "again", seen, moment.mark, config)
         except Exception as error:
             error.add_note(f"a {kind} at {moment.call}, after {moment.mark} effects")
             raise

@@ -173,6 +173,22 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             if piece.journalled is None and piece.settled is None:
                 piece.remainder = DiscardReason.REFUSED
 
+    @rule()
+    def lose(self) -> None:
+        for learner, number, life, fragment, piece in self._waiting():
+            self.ledger.settled(self._header(learner, number, fragment, piece), DiscardReason.SYNCER_LOST)
+            assert piece.journalled is not None
+            self._fate(life, fragment, piece.lo, piece.journalled, DiscardReason.SYNCER_LOST)
+            piece.settled, piece.journalled = piece.journalled, None
+        self.ledger.lose(DiscardReason.SYNCER_LOST)
+        for life in self.lives.values():
+            for fragment in FRAGMENTS:
+                for piece in life.pieces[fragment]:
+                    piece.end = life.position if piece.end is None else piece.end
+                    self._rest(life, fragment, piece, DiscardReason.SYNCER_LOST)
+                # Nobody can tell where the next install will be; until then it is all lost.
+                life.pieces[fragment] = [Piece(life.position, remainder=DiscardReason.SYNCER_LOST)] if life.open else []
+
     @rule(learner=st.sampled_from(LEARNERS))
     def end(self, learner: LearnerId) -> None:
         self.ledger.close(learner, DiscardReason.RUN_ENDED)

@@ -112,6 +112,8 @@ def test_a_schedule_is_read_in_order_of_time_and_given_again_from_what_was_saved
         ({"kind": "half-open", "target": "link:east", "for": "2s", "way": "up"}, "way: half-open has no direction"),
         ({"kind": "stop", "target": "syncer", "for": "2"}, "isn't a duration"),
         ({"kind": "stop", "target": "syncer", "for": "2s", "way": "up"}, "way: stop has no direction"),
+        ({"kind": "skew", "target": "syncer"}, "offset: skew needs it"),
+        ({"kind": "skew", "target": "uplink:east", "offset": "1h"}, "skew can't hit 'uplink:east'"),
         ({"kind": "kill", "target": "syncer", "colour": 2}, r"faults\[0\]\.colour"),
     ],
 )
@@ -147,7 +149,7 @@ def test_draws_have_one_of_each_sort_within_their_time_and_are_the_same_for_a_se
 def test_in_five_minutes_no_process_is_killed_so_often_that_it_would_be_given_up(seed: int) -> None:
     times: dict[str, list[float]] = {}
     for fault in draw(seed).faults:
-        if fault.kind is FaultKind.KILL:
+        if fault.kind in (FaultKind.KILL, FaultKind.SKEW):
             times.setdefault(fault.target, []).append(fault.at_s)
     for target, killed in times.items():
         soon = sum(after - before < 30.0 for before, after in pairwise(killed))

@@ -15,10 +15,12 @@ import psutil
 import pytest
 
 from tests.support.transport import poll
+from wan_diloco.clock import SystemClock
 from wan_diloco.config import FaultSchedule, parse_schedule
 from wan_diloco.lab.chaos_storm import Storm
 from wan_diloco.lab.links import GOOD, LinkState, Passage
 from wan_diloco.lab.proxy import LinkProxy
+from wan_diloco.lab.skewed_clock import skewed, why_no_skew
 from wan_diloco.lab.small_disk import Ballast, SmallDisk, plan_disk
 from wan_diloco.lab.victims import Victim, command_of, uplink_of
 
@@ -32,6 +34,7 @@ class Ground:
     def __init__(self, process: psutil.Process | None) -> None:
         self.victim = None if process is None else Victim(process)
         self.released: list[str] = []
+        self.skewed: list[tuple[str, float]] = []
 
     def syncer(self) -> Victim | None:
         return self.victim
@@ -50,6 +53,9 @@ class Ground:
 
     def release(self, region: str) -> None:
         self.released.append(region)
+
+    def skew(self, name: str, offset_s: float) -> None:
+        self.skewed.append((name, offset_s))
 
 
 @pytest.fixture
@@ -70,7 +76,7 @@ def storm(faults: FaultSchedule, ground: Ground, link: LinkProxy, ballast: Balla
         processes=ground,
         links={"east": link},
         ballast=ballast,
-        releasing=ground,
+        starting=ground,
         say=lambda _: None,
     )
 
@@ -185,6 +191,27 @@ def test_the_dead_are_found_alive_before_they_are_killed_and_joiners_released(
         assert disk.began_s is None
 
     asyncio.run(main())
+
+
+def test_a_skewed_process_dies_and_its_follower_is_to_have_another_clock(sleeper: subprocess.Popen[bytes]) -> None:
+    async def main() -> None:
+        ground = Ground(psutil.Process(sleeper.pid))
+        link = LinkProxy(lambda: "", random.Random(0))
+        async with asyncio.timeout(WITHIN_S), link:
+            await storm(schedule({"kind": "skew", "target": "syncer", "offset": "1h"}), ground, link).run()
+        assert ground.skewed == [("syncer", 3600.0)]
+        assert sleeper.wait(10) == -signal.SIGKILL
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(bool(why_no_skew()), reason=why_no_skew() or "it can be done here")
+def test_a_skewed_process_has_a_clock_that_is_ahead() -> None:
+    program = "from wan_diloco.clock import SystemClock; print(SystemClock().now_s())"
+    words = [*skewed(1e6), sys.executable, "-c", program]
+    before_s = SystemClock().now_s()
+    ahead_s = float(subprocess.run(words, capture_output=True, text=True, check=True).stdout) - before_s
+    assert 1e6 <= ahead_s < 1e6 + WITHIN_S
 
 
 def test_victims_are_found_below_their_guardian_and_no_other_is_hit() -> None:

@@ -1,0 +1,47 @@
+"""A new epoch: what the state has been built on is not what learners have, so that all begin anew from what is there.
+
+Within an epoch a version is the same bits everywhere. Where the state went back, or is cut otherwise than it was, that
+can't be said any more; a new epoch says so to everybody, without a message of its own: whoever holds a version of
+another epoch is sent the value, and what it contributes to one is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wan_diloco.units import Version
+
+if TYPE_CHECKING:
+    from wan_diloco.protocol.ledger import DiscardReason
+    from wan_diloco.protocol.syncer_state import SyncerState
+    from wan_diloco.units import Epoch
+
+__all__ = ["begin_epoch"]
+
+
+def begin_epoch(state: SyncerState, epoch: Epoch, reason: DiscardReason) -> None:
+    """Let a state go on in another epoch; a function of its arguments, like all that records do to it.
+
+    Values, counts and counters stay. What isn't merged is lost: contributions in the journal, named by a close record
+    or not, and what learners have done since. A round that was closed and not published is due still.
+
+    Args:
+        state: Is changed.
+        epoch: Above the state's.
+        reason: What the ledger says of the work that is lost, also of what learners still do until they are resynced.
+    """
+    assert epoch > state.epoch, f"epoch {epoch} after {state.epoch}"
+    state.epoch = epoch
+    state.versions = [Version(epoch, version.count) for version in state.versions]
+    # No chain leads from a version of one epoch to one of another.
+    state.updates = [[] for _ in state.updates]
+    for pool in state.pool:
+        for journalled in pool.values():
+            state.ledger.settled(journalled.header, reason)
+        pool.clear()
+    for fragment_id, closed in state.closed.items():
+        for entry in closed.entries:
+            state.ledger.settled(entry.header, reason)
+        state.due_steps[fragment_id] = closed.global_step - 1
+    state.closed.clear()
+    state.ledger.lose(reason)
