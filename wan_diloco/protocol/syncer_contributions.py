@@ -45,7 +45,7 @@ class ContributionDesk:
             self.context.close(session, "a contribution in another's name")
             return
         if self.context.membership.heard(member, now_s):
-            self.conductor.ask_again(now_s)
+            self.conductor.ask_again()
         if header.key.fragment_id < len(self.context.state.versions) and self.context.state.ledger.is_repeated(header):
             self.context.effects.append(RefuseUpload(session=session, header=header))
             self._repeated(session, header)

@@ -57,6 +57,7 @@ class RoundConductor:
         self._verdicts: dict[FragmentId, Verdict] = {}
         self._retries: dict[FragmentId, float] = {}
         self._closed_s: dict[FragmentId, float] = {}
+        self._joined = False
 
     @property
     def is_idle(self) -> bool:
@@ -112,14 +113,17 @@ class RoundConductor:
             if round_.quorate_s is None and not awaited and DeclineReason.BUSY not in round_.declined.values():
                 self._ask(round_, now_s)
 
-    def ask_again(self, now_s: float) -> None:
-        """A member joined: rounds without a quorum begin a new attempt that it is part of."""
-        for round_ in self.open.values():
-            if round_.quorate_s is None:
-                self._ask(round_, now_s)
+    def ask_again(self) -> None:
+        """A member joined: rounds without a quorum begin a new attempt, when it is known who else is still there."""
+        self._joined = True
 
     def settle(self, now_s: float) -> None:
-        """Open, decide, close and retry whatever can be."""
+        """Ask, open, decide, close and retry whatever can be."""
+        if self._joined:
+            self._joined = False
+            for round_ in self.open.values():
+                if round_.quorate_s is None:
+                    self._ask(round_, now_s)
         self._open_rounds(now_s)
         for fragment_id in list(self.open):
             self._decide(self.open[fragment_id], now_s)

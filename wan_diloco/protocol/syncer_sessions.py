@@ -72,7 +72,7 @@ class SessionDesk:
             return
         # Who wakes only to go is not asked for anything.
         if not isinstance(message, Goodbye) and self.context.membership.heard(member, now_s):
-            self.conductor.ask_again(now_s)
+            self.conductor.ask_again()
         match message:
             case Report():
                 self._report(member, message)
@@ -124,7 +124,7 @@ class SessionDesk:
             self._refuse_session(session, refused)
             return
         self._welcome(session, hello, now_s, begins=begins)
-        self.conductor.ask_again(now_s)
+        self.conductor.ask_again()
 
     def _standing(self, learner_id: LearnerId) -> Standing:
         state, listed = self.context.state, self.context.settings.terms.learners

@@ -175,9 +175,12 @@ def _joined(trial: Trial, rng: random.Random, upload_max_s: float) -> Trial:
     if settings.overlap_steps == 0 or rng.random() > _JOINED:
         return trial
     number = rng.choice([1, 2, 2, 3, 3])
+    links = [_link(rng, upload_max_s) for _ in range(number)]
+    # Who is quicker than the listed ones would have the run over before its faults have come.
+    quickest_s = sorted(link.step_s for link in settings.links)[settings.quorum - 1]
     settings = replace(
         settings,
-        unlisted=tuple(_link(rng, upload_max_s) for _ in range(number)),
+        unlisted=tuple(replace(link, step_s=max(link.step_s, quickest_s)) for link in links),
         unlisted_max=max(1, number - (rng.random() < 0.2)),
         num_spare_shards=rng.choice([1, 1, number]),
         lease_s=2.0,

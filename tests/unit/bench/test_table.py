@@ -77,7 +77,11 @@ def test_the_readme_has_the_markers(table: Any) -> None:
 
 
 def test_make_bench_runs_every_program_that_a_row_names(table: Any) -> None:
-    (line,) = [line for line in (REPOSITORY / "Makefile").read_text().replace("\\\n", " ").splitlines() if line.startswith("BENCHES :=")]
+    (line,) = [
+        line
+        for line in (REPOSITORY / "Makefile").read_text().replace("\\\n", " ").splitlines()
+        if line.startswith("BENCHES :=")
+    ]
     commands = shlex.split(line.partition(":=")[2])
     assert {f"python bench/{command}" for command in commands} >= {table.command(row.program) for row in table.ROWS}
     assert all((REPOSITORY / "bench" / command.split()[0]).exists() for command in commands)
