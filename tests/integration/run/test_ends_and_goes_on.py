@@ -79,6 +79,24 @@ def test_a_learner_that_hangs_holds_nobody_up(tiny: Tiny) -> None:
     assert json.loads((tiny.run_folder / "summary.json").read_text())["rounds"] > 4
 
 
+def test_a_syncer_that_answers_nobody_holds_nobody_up(tiny: Tiny) -> None:
+    tiny.configure(steps=100_000, step_time="20ms")
+    process = tiny.start()
+    until(lambda: len(tiny.tape("FragmentPublished")) > 4, process, tiny)
+    (syncer,) = (
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if child.cmdline()[1:4] == ["-m", "wan_diloco", "syncer"]
+    )
+    # As with a link that is cut: connections stand, and nothing comes.
+    syncer.suspend()
+    stderr = ended(tiny, process)
+    assert "syncer doesn't end, is killed" in stderr
+    assert "there is no summary" in stderr
+    assert "--resume" in stderr
+    assert {path.parent.parent.name for path in tiny.run_folder.glob("learners/*/checkpoint/*")} == {"a", "b"}
+
+
 def test_it_goes_on_with_other_regions_and_other_fragments(tiny: Tiny) -> None:
     tiny.configure(steps=200, step_time="20ms")
     text = tiny.config.read_text().replace("[data]\n", "[data]\nshards = 3\n") + '[syncer]\njournal_retention = "all"\n'
