@@ -182,13 +182,14 @@ class UplinkService:
         if isinstance(event, BoundaryPassed):
             for installed in event.installed:
                 self._fragments[installed.fragment_id].confirmed(installed)
-        elif isinstance(event, SyncerSaid) and isinstance(event.message, Welcome):
-            self._sink.send(Admitted(incarnation=event.message.incarnation))
         for effect in self._machine.handle(event, self._now_s):
             self._perform(effect)
         if isinstance(event, BoundaryPassed):
             for installed in event.installed:
                 self._send_install(installed.fragment_id)
+        elif isinstance(event, SyncerSaid) and isinstance(event.message, Welcome):
+            # Behind the data of the life: an uplink that dies between the two is followed by one that asks for both.
+            self._sink.send(Admitted(incarnation=event.message.incarnation))
         elif isinstance(event, UpdateArrived):
             self._buffers.pop(event.header, None)
 

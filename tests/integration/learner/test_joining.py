@@ -154,6 +154,9 @@ def test_who_is_one_too_many_or_finds_no_data_is_told_so_by_its_exit_code(tmp_pa
         await made.until(lambda: third.trainer.exit is not None)
         assert third.trainer.exit is not None
         assert third.trainer.exit.exit_code == EXIT_AUTH
+        traffic: dict[str, Any] = made.service.status()["traffic"]  # type: ignore[assignment] # an object
+        assert {"spot-1", "spot-2"} <= traffic.keys(), "of those that took part"
+        assert "spot-3" not in traffic, "a name that was only said is in no books"
 
     play(tmp_path, scene)
 

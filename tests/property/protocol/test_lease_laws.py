@@ -1,7 +1,8 @@
 """No unit of data is in two contributions of a fragment, whatever joins, dies, falls silent and wakes.
 
-Learners here know what their steps read, and don't always do what they should: some that wake bring old work, or work
-on weights that contain some.
+Learners here know what their steps read. What the syncer lends reaches a training loop some time after the Welcome, and
+before any question that follows it; until then it trains and installs as before. Nobody here waits until its fragments
+have come anew, so that some that wake bring old work, or work on weights that contain some.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tests.support.desk import Desk, messages, records
 from tests.support.protocol import TERMS, contribution, hello, report, syncer_settings
 from wan_diloco.protocol.events import LearnerConnected, LearnerDisconnected, SessionId, TimerFired
+from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.messages import ContributionKey, Goodbye, Refused, Welcome
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.tape import ContributionJournalled
@@ -32,11 +34,17 @@ class Process:
     life_id: str
     session: SessionId | None = None
     incarnation: int = 0
-    shard: ShardId = ShardId(0)  # noqa: RUF009 - a number
+    lent: Lease | None = None
+    shard: ShardId | None = None
     unit: int = 0
     step: int = 0
     installed: int = 0
     read: list[tuple[ShardId, int]] = field(default_factory=list)
+
+    def takes(self) -> None:
+        """The training loop goes on with what was lent."""
+        if self.lent is not None:
+            self.shard, self.unit, self.lent = self.lent.shard, self.lent.first_unit, None
 
 
 class Scene:
@@ -74,7 +82,9 @@ class Scene:
         process.session = session
         if welcome.incarnation != process.incarnation:
             process.incarnation = welcome.incarnation
-            process.shard, process.unit = welcome.data_shard, welcome.next_unit
+            process.lent = Lease(shard=welcome.data_shard, first_unit=welcome.next_unit)
+        if process.shard is None:
+            process.takes()
         self.reports(process)
 
     def breaks(self, name: LearnerId) -> None:
@@ -91,8 +101,9 @@ class Scene:
 
     def trains(self, name: LearnerId, steps: int) -> None:
         process = self.processes.get(name)
-        for _ in range(steps if process is not None and process.incarnation else 0):
+        for _ in range(steps if process is not None and process.shard is not None else 0):
             assert process is not None
+            assert process.shard is not None
             process.read.append((process.shard, process.unit))
             process.step, process.unit = process.step + 1, process.unit + 1
 
@@ -111,6 +122,7 @@ class Scene:
         process = self.processes.get(name)
         if process is None or process.session is None or process.step == process.installed:
             return
+        process.takes()
         header = contribution(
             name,
             process.installed,
@@ -121,6 +133,19 @@ class Scene:
         header = replace(header, unit_hi=process.unit)
         self.made[header.key, header.step_hi] = tuple(process.read[process.installed : process.step])
         self.desk.stores(process.session, header)
+
+    def is_robbed(self, name: LearnerId, by: LearnerId, steps: int, installs: bool) -> None:
+        """It is away, and another reads its data, and is away itself when it wakes; it trains on, and gives."""
+        self.is_silent([])
+        self.starts(by)
+        self.trains(by, 2)
+        self.gives(by, 0)
+        self.is_silent([])
+        self.connects(name)
+        if installs:
+            self.installs(name)
+        self.trains(name, steps)
+        self.gives(name, 0)
 
     def is_silent(self, spoken: Sequence[LearnerId]) -> None:
         """For longer than a lease only these say anything."""
@@ -141,6 +166,7 @@ acts = st.one_of(
     st.tuples(st.just("trains"), names, st.integers(1, 4)),
     st.tuples(st.just("installs"), names),
     st.tuples(st.just("gives"), names, st.integers(0, 1)),
+    st.tuples(st.just("is_robbed"), names, names, st.integers(0, 3), st.booleans()),
     st.tuples(st.just("is_silent"), st.lists(names, max_size=3)),
 )
 
