@@ -31,13 +31,17 @@ class Terms:
     initial_digests: tuple[str, ...]
 
 
-def examine(terms: Terms, hello: Hello, standing: Incarnation) -> Refused | None:
+def examine(
+    terms: Terms, hello: Hello, standing: Incarnation, *, life_id: str = "", went_back: bool = False
+) -> Refused | None:
     """Why a Hello must be refused; None when it may be taken in.
 
     Args:
         terms: What it must agree with.
         hello: What it says.
         standing: The highest incarnation ever given to this learner; 0 for none.
+        life_id: Of the process that lives it; empty where that isn't known.
+        went_back: Whether the state went back once, so that lives may have been given which it knows nothing of.
     """
     if hello.protocol_version != PROTOCOL_VERSION:
         detail = f"the syncer speaks protocol {PROTOCOL_VERSION}, the learner {hello.protocol_version}"
@@ -47,9 +51,14 @@ def examine(terms: Terms, hello: Hello, standing: Incarnation) -> Refused | None
     if hello.learner_id not in terms.learners:
         known = ", ".join(terms.learners)
         return _no(RefusalReason.UNKNOWN_LEARNER, f"no region {hello.learner_id!r} is configured, only {known}")
-    if hello.incarnation and hello.incarnation != standing:
+    # Only of a process that can be told from others: whoever else has the number is refused from then on.
+    is_forgotten = went_back and hello.incarnation > standing and bool(hello.life_id)
+    if hello.incarnation and hello.incarnation != standing and not is_forgotten:
         detail = f"incarnation {hello.incarnation} of {hello.learner_id} is over, {standing} stands"
         return _no(RefusalReason.FENCED, detail)
+    if hello.incarnation == standing and life_id and hello.life_id and life_id != hello.life_id:
+        # Of a life that was forgotten the number may have been given again.
+        return _no(RefusalReason.FENCED, f"incarnation {standing} of {hello.learner_id} is another process")
     return _differs(terms, hello)
 
 

@@ -21,10 +21,12 @@ from wan_diloco.protocol.quorum import Estimates, GracePolicy, ResponseTimes
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import LearnerAdmitted, RunEnded, RunStarted, SyncerStarted, TapeRecord
-from wan_diloco.units import FragmentId, GlobalStep, LearnerId
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, LearnerId, Term
 
 __all__ = ["SyncerContext", "SyncerSettings"]
 
+_NO_TERM = Term(0)
+_FIRST_EPOCH = Epoch(0)
 # What fences must be known to the next process whatever else is lost.
 _KEPT = (SyncerStarted, LearnerAdmitted, RunStarted, RunEnded)
 
@@ -41,6 +43,8 @@ class SyncerSettings:
         durable: Nothing is acknowledged or sent before it is durable; otherwise only lives, and a run's start and end.
         ingress: What may come in, at the start; it can be changed.
         joiners_max: Learners that one donor gives its moments to at once.
+        term_min, epoch_min: At least these a process must begin with: another may have had those before, with a state
+            that this one knows nothing of.
     """
 
     terms: Terms
@@ -55,6 +59,8 @@ class SyncerSettings:
     ingress: Ingress = field(default_factory=Ingress)
     joiners_max: int = 2
     durable: bool = True
+    term_min: Term = _NO_TERM
+    epoch_min: Epoch = _FIRST_EPOCH
 
     @property
     def rounds_max(self) -> int:

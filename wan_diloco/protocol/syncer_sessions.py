@@ -106,7 +106,14 @@ class SessionDesk:
             state.rejected_once(RefusalReason.GARBAGE)
             self.context.close(session, "a second Hello")
             return
-        refused = examine(self.context.settings.terms, hello, state.incarnations.get(hello.learner_id, Incarnation(0)))
+        standing = state.incarnations.get(hello.learner_id, Incarnation(0))
+        refused = examine(
+            self.context.settings.terms,
+            hello,
+            standing,
+            life_id=state.life_ids.get(hello.learner_id, ""),
+            went_back=state.epoch > 0,
+        )
         if refused is not None:
             self._refuse_session(session, refused)
             return
@@ -119,9 +126,10 @@ class SessionDesk:
             # It has not heard of its life yet. A Hello that was held up on a connection it has given up since must not
             # begin another, which nobody would live and which would fence the one that somebody does.
             incarnation = state.incarnations[hello.learner_id]
-        begins = not incarnation
+        # A life that the state doesn't know any more goes on under its number; its account begins here.
+        begins = not incarnation or incarnation > standing
         if begins:
-            incarnation = Incarnation(state.incarnations.get(hello.learner_id, 0) + 1)
+            incarnation = incarnation or Incarnation(standing + 1)
             record = LearnerAdmitted(
                 learner_id=hello.learner_id,
                 incarnation=incarnation,

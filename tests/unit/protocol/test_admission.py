@@ -44,3 +44,23 @@ def test_a_difference_as_long_as_a_book_is_told_in_a_line() -> None:
     refused = examine(TERMS, hello(layout=("x" * 100_000,)), STANDING)
     assert refused is not None
     assert len(refused.detail) <= 500
+
+
+def test_a_life_that_was_given_and_forgotten_goes_on_once_the_state_went_back() -> None:
+    assert examine(TERMS, hello(incarnation=4, life_id="a process"), STANDING, went_back=True) is None
+    for said in (hello(incarnation=2, life_id="a process"), hello(incarnation=4)):
+        refused = examine(TERMS, said, STANDING, went_back=True)
+        assert refused is not None
+        assert refused.reason is RefusalReason.FENCED
+
+
+@pytest.mark.parametrize(
+    ("life_id", "said", "is_same"), [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)]
+)
+def test_a_number_that_was_given_twice_is_the_life_of_one_process(life_id: str, said: str, is_same: bool) -> None:
+    refused = examine(TERMS, hello(incarnation=3, life_id=said), STANDING, life_id=life_id, went_back=True)
+    assert (refused is None) == is_same
+    assert refused is None or (refused.reason, refused.detail) == (
+        RefusalReason.FENCED,
+        "incarnation 3 of east is another process",
+    )
