@@ -183,7 +183,11 @@ class Talk:
         must(session not in self._ended, f"session {session} is welcomed after its end")
         standing = self._invariants.admitted.get(learner_id, 0)
         asked_again = self._born.get(learner_id) == (hello.life_id, standing)
-        if hello.incarnation:
+        if hello.incarnation and self._invariants.disk_lost and hello.incarnation > standing:
+            # It was given on a disk that is lost.
+            must(incarnation == hello.incarnation, f"life {hello.incarnation} is welcomed as {incarnation}")
+            self._born[learner_id] = (hello.life_id, incarnation)
+        elif hello.incarnation:
             must(incarnation == hello.incarnation == standing, f"life {incarnation} is welcomed, {standing} stands")
         elif asked_again:
             must(incarnation == standing, f"who lives {standing} asked twice, and gets another: {incarnation}")

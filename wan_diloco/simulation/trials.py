@@ -120,7 +120,10 @@ def _silent(who: str, event: object, effects: Sequence[object]) -> None:
 
 def _expected_codes(world: MachineWorld, node: LearnerNode) -> tuple[int, ...]:
     """Who stands exits in peace; a fenced twin is refused, unless it hears of the run's end before."""
-    stands = node.machine.incarnation == world.syncer.state.incarnations.get(node.learner_id)
+    state = world.syncer.state
+    stands = node.machine.incarnation == state.incarnations.get(node.learner_id)
+    # Of a life that was given on a disk that is lost the number may have been given again.
+    stands = stands and state.life_ids.get(node.learner_id) == node.life_id
     return (EXIT_OK,) if stands else (EXIT_OK, EXIT_AUTH)
 
 
