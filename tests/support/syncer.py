@@ -14,6 +14,7 @@ from wan_diloco.protocol.messages import ContributionHeader, ContributionKey
 from wan_diloco.syncer.fragments_store import Maths
 from wan_diloco.syncer.plan import run_maths
 from wan_diloco.syncer.restore import Restored, open_state
+from wan_diloco.syncer.store_link import StoreLink
 from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
 
 BATCH_TOKENS = 32
@@ -39,7 +40,7 @@ def maths_of(config: RunConfig) -> Maths:
     return run_maths(config, run_layout(config))
 
 
-def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False) -> Restored:
+def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False, link: StoreLink | None = None) -> Restored:
     """Open a state folder as the syncer's process does."""
     return open_state(
         folder,
@@ -48,6 +49,7 @@ def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False) -> Resto
         initial=lambda: model_tensors(build_model(config)),
         keep_updates=config.syncer.keep_updates,
         agreement=config.agreement(),
+        link=link,
     )
 
 

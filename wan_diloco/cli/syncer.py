@@ -27,6 +27,10 @@ def syncer(
     overrides: Overrides = None,
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Take up the run that is in the folder.")] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Push a syncer aside that has syncer.store, though it may be alive: it ends."),
+    ] = False,
     input_log: Annotated[
         bool, typer.Option("--input-log", help="Write every event to input.jsonl, for debugging.")
     ] = False,
@@ -53,4 +57,4 @@ def syncer(
     def again() -> RunConfig:
         return load(files, overrides).config
 
-    raise typer.Exit(run_syncer(config, run_folder, resume, input_log=input_log, load=again))
+    raise typer.Exit(run_syncer(config, run_folder, resume, input_log=input_log, load=again, take_over=take_over))

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,10 +21,18 @@ import uvloop
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
 from wan_diloco.config import LiveConfig, RunConfig, adopt_rates, load_config
-from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, ConfigError, StorageError, WanDilocoError
+from wan_diloco.errors import (
+    EXIT_OK,
+    EXIT_SIGINT,
+    EXIT_SIGTERM,
+    ConfigError,
+    StateTakenOver,
+    StorageError,
+    WanDilocoError,
+)
 from wan_diloco.models import build_model, model_tensors, run_layout
 from wan_diloco.protocol import serial
-from wan_diloco.protocol.syncer_machine import SyncerMachine
+from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
 from wan_diloco.protocol.tape import ContributionsLost, FragmentPublished, RoundClosed
 from wan_diloco.storage import write_text
 from wan_diloco.syncer.conclusion import conclude, withdraw_interim
@@ -36,7 +45,9 @@ from wan_diloco.syncer.observer import Observer
 from wan_diloco.syncer.plan import line_rates, machine_settings, run_maths, server_limits
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.syncer.service import Parts, SyncerService
+from wan_diloco.syncer.shipping import Shipper
 from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
+from wan_diloco.syncer.store_link import StoreLink, open_link
 from wan_diloco.syncer.updates import Packing
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import (
@@ -54,6 +65,8 @@ from wan_diloco.units import GlobalStep, LearnerId
 __all__ = ["build_service", "run_syncer"]
 
 _GRACE_S: Final = 2.0
+# For the last snapshot's way to the store; a stop must not take much longer than it.
+_SHIP_LAST_S: Final = 15.0
 _LOG: Final = get_logger("syncer")
 _RETENTION: Final = {
     "since-snapshot": "the journal is kept as far as a restart from the two newest snapshots needs it",
@@ -69,6 +82,7 @@ def run_syncer(
     *,
     input_log: bool = False,
     load: Callable[[], RunConfig] | None = None,
+    take_over: bool = False,
 ) -> int:
     """Serve a run until it has ended or a signal comes.
 
@@ -78,13 +92,15 @@ def run_syncer(
         resume: Whether a run that is in the folder is taken up.
         input_log: Whether every event is written to `input.jsonl`.
         load: Reads the configuration again, at SIGHUP; None leaves it as it is.
+        take_over: Whether another syncer that has the store is pushed aside, though it may be alive.
 
     Returns:
         The exit code.
 
     Raises:
         ConfigError: The folder holds a run and `resume` is false, or the address can't be listened on.
-        StorageLocked: Another syncer has the folder.
+        StorageLocked: Another syncer has the folder, or the store.
+        StateTakenOver: Another syncer has taken the store.
         StorageError: The disk doesn't do what it must; the process may be started again.
     """
     _keep_freed_memory()
@@ -92,18 +108,9 @@ def run_syncer(
     torch.set_num_threads(1)
     clock = SystemClock()
     maths = run_maths(config, run_layout(config))
-    restored = open_state(
-        run_folder / "state",
-        resume=resume,
-        maths=maths,
-        initial=lambda: model_tensors(build_model(config)),
-        keep_updates=config.syncer.keep_updates,
-        agreement=config.agreement(),
-    )
-    give_back_freed_memory()
+    link = open_link(config, clock, take_over=take_over)
     with contextlib.ExitStack() as held:
-        held.callback(restored.lock.release)
-        held.callback(restored.journal.close)
+        restored = _open_state(config, run_folder / "state", resume, maths, link, held)
         # The evaluator and whoever looks at the run later read it. Not before the folder is ours: the learners of a
         # run that lives read it too, whenever they are started again.
         _write_config(run_folder / "config.json", config)
@@ -111,6 +118,7 @@ def run_syncer(
         metrics = held.enter_context(MetricsWriter(run_folder / METRICS_FILE, clock))
         workers = Workers.threads(config.syncer.threads)
         held.callback(workers.shutdown)
+        shipper = None if link is None else _shipper(config, run_folder / "state", restored, link)
         service = build_service(
             config,
             run_folder,
@@ -121,6 +129,7 @@ def run_syncer(
             clock=clock,
             evaluate=True,
             input_log=input_log,
+            shipper=shipper,
         )
         _LOG.info("journal_retention", detail=_RETENTION[config.syncer.journal_retention])
         # What is there now stays: to look through it for garbage again and again would hold the loop up.
@@ -128,9 +137,29 @@ def run_syncer(
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             live = LiveConfig(config, load or (lambda: config), partial(_note_configuration, metrics))
-            exit_code = runner.run(_serve(service, live, run_folder))
+            exit_code = runner.run(_serve(service, live, run_folder, shipper))
         _conclude(service, metrics, run_folder, clock.now_s())
         return exit_code
+
+
+def _open_state(
+    config: RunConfig, folder: Path, resume: bool, maths: Maths, link: StoreLink | None, held: contextlib.ExitStack
+) -> Restored:
+    if link is not None:
+        held.callback(link.leave)
+    restored = open_state(
+        folder,
+        resume=resume,
+        maths=maths,
+        initial=lambda: model_tensors(build_model(config)),
+        keep_updates=config.syncer.keep_updates,
+        agreement=config.agreement(),
+        link=link,
+    )
+    give_back_freed_memory()
+    held.callback(restored.lock.release)
+    held.callback(restored.journal.close)
+    return restored
 
 
 def _write_config(path: Path, config: RunConfig) -> None:
@@ -162,6 +191,7 @@ def build_service(
     clock: Clock,
     evaluate: bool,
     input_log: bool,
+    shipper: Shipper | None = None,
 ) -> SyncerService:
     """Put a service together around a state that was begun or taken up.
 
@@ -175,6 +205,7 @@ def build_service(
         clock: The machine's time.
         evaluate: Whether to start an evaluator's process.
         input_log: Whether to write every event to `input.jsonl`.
+        shipper: Of the state, to be started by the caller; None where there is no store.
 
     Raises:
         ConfigError: A file can't be opened.
@@ -191,23 +222,16 @@ def build_service(
     keeper = JournalKeeper(
         restored.journal, workers, mirror, restored.last_tape, lambda text: observer.reason("journal", text)
     )
-    snapshots = run_folder / "state" / "snapshots"
+    if shipper is not None:
+        shipper.tell = partial(observer.reason, "store")
+        observer.store = shipper.status
     return SyncerService(
         Parts(
-            machine=SyncerMachine(machine_settings(config, maths, state.initial_digests), state),
+            machine=SyncerMachine(_machine_settings(config, maths, restored), state),
             store=restored.store,
             maths=maths,
             keeper=keeper,
-            snapshots=SnapshotKeeper(
-                snapshots,
-                config.agreement(),
-                keeper,
-                workers,
-                sequence=newest_sequence(snapshots),
-                # Nothing that is there now is needed less than that.
-                floor=restored.journal.segments[0],
-                keep_journal=config.syncer.journal_retention == "all",
-            ),
+            snapshots=_snapshots(config, run_folder, restored, keeper, workers, shipper),
             observer=observer,
             workers=workers,
             clock=clock,
@@ -219,6 +243,33 @@ def build_service(
             input_log=InputLog(run_folder / "input.jsonl") if input_log else None,
         )
     )
+
+
+def _snapshots(
+    config: RunConfig,
+    run_folder: Path,
+    restored: Restored,
+    keeper: JournalKeeper,
+    workers: Workers,
+    shipper: Shipper | None,
+) -> SnapshotKeeper:
+    folder = run_folder / "state" / "snapshots"
+    return SnapshotKeeper(
+        folder,
+        config.agreement(),
+        keeper,
+        workers,
+        sequence=newest_sequence(folder),
+        # Nothing that is there now is needed less than that.
+        floor=restored.journal.segments[0],
+        keep_journal=config.syncer.journal_retention == "all",
+        ship=None if shipper is None else shipper.offer,
+    )
+
+
+def _machine_settings(config: RunConfig, maths: Maths, restored: Restored) -> SyncerSettings:
+    settings = machine_settings(config, maths, restored.state.initial_digests)
+    return replace(settings, term_min=restored.term_min, epoch_min=restored.epoch_min)
 
 
 def _observer(
@@ -256,7 +307,7 @@ def _curve(
     )
 
 
-async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path) -> int:
+async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path, shipper: Shipper | None) -> int:
     config = live.config
     await service.prepare()
     server = GrpcSyncerServer(
@@ -284,20 +335,57 @@ async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path) -> 
     address = run_folder / "address"
     write_text(address, await server.start())
     try:
-        await service.run()
+        await (service.run() if shipper is None else _run_shipped(service, shipper))
     except BaseExceptionGroup as group:
         raise _cause(group) from group
     finally:
         # Nobody listens there any more; another syncer will listen elsewhere.
         address.unlink(missing_ok=True)
         await server.stop(_GRACE_S)
+    if shipper is not None:
+        await _ship_last(shipper)
     return EXIT_OK if service.finished or not received else _EXIT_CODES[received[0]]
+
+
+def _shipper(config: RunConfig, folder: Path, restored: Restored, link: StoreLink) -> Shipper:
+    shipper = Shipper(link, folder, restored.journal, keep_journal=config.syncer.journal_retention == "all")
+    # A run that has just begun can be lost like any other.
+    shipper.offer(restored.snapshot, restored.journal.segments[0], restored.state.epoch)
+    return shipper
+
+
+async def _run_shipped(service: SyncerService, shipper: Shipper) -> None:
+    """Serve; being taken over ends it as it stands, since nothing that is written from then on counts."""
+    loop = asyncio.get_running_loop()
+    lost: asyncio.Future[None] = loop.create_future()
+
+    def call(function: Callable[[], None]) -> None:
+        # The loop may have ended before those threads.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(function)
+
+    def fence(problem: StateTakenOver) -> None:
+        call(lambda: None if lost.done() else lost.set_exception(problem))
+
+    async def watch() -> None:
+        await lost
+
+    shipper.start(call, fence)
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch())
+        await service.run()
+        watching.cancel()
+
+
+async def _ship_last(shipper: Shipper) -> None:
+    if not await asyncio.to_thread(shipper.finish, _SHIP_LAST_S):
+        _LOG.warning("store_behind", detail="what the store has isn't the newest state: keep the run's folder")
 
 
 def _cause(group: BaseExceptionGroup) -> BaseException:
     """The error that says what to do, if there is one; the whole group, a bug of ours, otherwise."""
     leaves = list(_leaves(group))
-    for kind in (StorageError, WanDilocoError):
+    for kind in (StateTakenOver, StorageError, WanDilocoError):
         for leaf in leaves:
             if isinstance(leaf, kind):
                 return leaf
