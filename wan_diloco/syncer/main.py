@@ -66,7 +66,7 @@ __all__ = ["build_service", "run_syncer"]
 
 _GRACE_S: Final = 2.0
 # For the last snapshot's way to the store; a stop must not take much longer than it.
-_SHIP_LAST_S: Final = 15.0
+_SHIP_LAST_S: Final = 10.0
 _LOG: Final = get_logger("syncer")
 _RETENTION: Final = {
     "since-snapshot": "the journal is kept as far as a restart from the two newest snapshots needs it",

@@ -35,7 +35,7 @@ from wan_diloco.storage import (
 from wan_diloco.storage.filesystem import ensure_folder
 from wan_diloco.syncer.fragments_store import FragmentStore, Maths, snapshot_tensors
 from wan_diloco.syncer.replay import Difference, TapeReplay, restored_state, snapshot_place, tape_after
-from wan_diloco.syncer.store_link import StoreLink
+from wan_diloco.syncer.store_link import StoreLink, require_whole
 from wan_diloco.units import Epoch, Term
 
 if TYPE_CHECKING:
@@ -164,7 +164,9 @@ def _open_state(
         snapshots = folder / "snapshots"
         ensure_folder(snapshots)
         remove_leftovers(snapshots)
-        if link is not None:
+        if link is None:
+            require_whole(folder)
+        else:
             link.tidy(folder)
         latest = latest_snapshot(snapshots)
         if latest is not None and not resume:

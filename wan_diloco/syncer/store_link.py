@@ -30,14 +30,19 @@ from wan_diloco.storage import (
 )
 from wan_diloco.storage.filesystem import ensure_folder, translated
 from wan_diloco.syncer.fetching import fetch_newest
+from wan_diloco.telemetry import get_logger
 
-__all__ = ["StoreLink", "open_link"]
+__all__ = ["StoreLink", "open_link", "require_whole"]
+
+_LOG: Final = get_logger(__name__)
 
 # In the state folder: whose copy the store has, and whether all of it is here.
 _IDENTITY: Final = "store.json"
 _PARTS: Final = ("snapshots", "journal", "shipping")
+# Between two questions to a store that is down.
+_ASK_S: Final = 5.0
 # What the last words to a store that doesn't answer may take of a stop.
-_LEAVE_S: Final = 5.0
+_LEAVE_S: Final = 3.0
 
 
 def open_link(config: RunConfig, clock: Clock, *, take_over: bool) -> StoreLink | None:
@@ -139,9 +144,7 @@ class StoreLink:
         if self._folder_lock is not None:
             self._folder_lock.acquire()
         self._lock = ObjectLock(self.store, owner or secrets.token_hex(8), self._clock, self._pause)
-        before = self._lock.read()
-        self._require_fit(folder, before, has_run=has_run, resume=resume)
-        self._lock.acquire(take_over=self._take_over, alone=self._folder_lock is not None)
+        before = self._acquire(self._lock, folder, has_run=has_run, resume=resume)
         self._keeping = threading.Thread(target=self._keep, name="store-lock", daemon=True)
         self._keeping.start()
         if has_run:
@@ -170,6 +173,25 @@ class StoreLink:
         """
         self.lock.raise_to(term=term, epoch=epoch)
         self._remember(folder, entered=True)
+
+    def _acquire(self, lock: ObjectLock, folder: Path, *, has_run: bool, resume: bool) -> LockNote | None:
+        """Take the lock, and say what it said before; for a run that goes on a store that is down is waited for."""
+        said = ""
+        while True:
+            try:
+                before = lock.read()
+                self._require_fit(folder, before, has_run=has_run, resume=resume)
+                lock.acquire(take_over=self._take_over, alone=self._folder_lock is not None)
+            except StoreError as exc:
+                if not has_run:
+                    raise
+                if str(exc) != said:
+                    said = str(exc)
+                    detail = f"{said}; it is asked again, since only it can tell whether the run went on elsewhere"
+                    _LOG.warning("store_unreachable", detail=detail)
+                self._pause(_ASK_S)
+            else:
+                return before
 
     def _require_fit(self, folder: Path, before: LockNote | None, *, has_run: bool, resume: bool) -> None:
         if has_run:
@@ -244,6 +266,20 @@ class StoreLink:
                 self._report("")
         with contextlib.suppress(StoreError, StateTakenOver):
             self.lock.release()
+
+
+def require_whole(folder: Path) -> None:
+    """See that no part of a fetched state is taken for a run, where no store is given that could give the rest.
+
+    Raises:
+        ConfigError: It would be.
+    """
+    if _is_half_entered(folder):
+        raise ConfigError(
+            "a state was being fetched into this folder, and not all of it is here",
+            where=str(folder),
+            hint="give syncer.store again, or move the folder away",
+        )
 
 
 def _is_half_entered(folder: Path) -> bool:

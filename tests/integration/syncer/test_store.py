@@ -358,6 +358,9 @@ def test_what_a_killed_process_had_half_fetched_is_fetched_again(tmp_path, s3):
     shutil.rmtree(newest)
     segment = min((state / "journal").glob("*.journal"))
     segment.write_bytes(segment.read_bytes()[:40])
+    # Nor is it ever taken for a run of its own.
+    with pytest.raises(ConfigError, match="a state was being fetched into this folder"):
+        open_tiny(state, tiny_config(), resume=True)
     bits, versions = asyncio.run(_go_on(config, tmp_path / "two", bits, versions, epoch=2))
 
 

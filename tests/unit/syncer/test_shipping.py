@@ -209,6 +209,27 @@ def test_a_stop_does_not_wait_for_a_store_that_is_down(made):
     assert not made.shipper.finish(WAIT_S)
 
 
+def test_a_run_that_goes_on_waits_for_a_store_that_is_down_and_one_that_begins_does_not(tmp_path):
+    store = Gate.open(f"memory://{uuid.uuid4().hex}", unlocked=True)
+    store.refused = ("put lock.json",)
+    waits = []
+
+    def pause(pause_s: float) -> None:
+        waits.append(pause_s)
+        if len(waits) == 3:
+            store.refused = ()
+
+    beginning = StoreLink(store, SystemClock(), pause, take_over=False)
+    with pytest.raises(StoreError):
+        beginning.enter(tmp_path / "new", has_run=False, resume=True)
+    assert waits == []
+    going_on = StoreLink(store, SystemClock(), pause, take_over=False)
+    going_on.enter(tmp_path / "old", has_run=True, resume=True)
+    assert going_on.lock.held
+    assert len(waits) == 3
+    going_on.leave()
+
+
 def test_all_segments_stay_in_the_store_where_the_journal_is_kept(tmp_path):
     scene = Scene(tmp_path / "state", f"memory://{uuid.uuid4().hex}", keep_journal=True)
     scene.start()
