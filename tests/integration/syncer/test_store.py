@@ -11,7 +11,7 @@ import torch
 
 from tests.support.store import S3Server, damage, manifests, s3_environment
 from tests.support.syncer import close, maths_of, open_tiny, tiny_config
-from tests.support.syncer_scene import advance, learners, scene, syncer, until
+from tests.support.syncer_scene import WAIT_S, advance, learners, scene, syncer, until
 from wan_diloco.clock import SystemClock
 from wan_diloco.errors import ConfigError, StateDamaged, StateTakenOver, StorageLocked
 from wan_diloco.protocol.syncer_machine import SyncerMachine
@@ -67,11 +67,18 @@ def _assert_same(left, right):
         assert all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
 
 
+async def _until_there(condition):
+    """Until something is so in the store, which is asked from another thread: the syncer's loop goes on meanwhile."""
+    async with asyncio.timeout(WAIT_S):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 -- nobody says so
+            await asyncio.sleep(0.05)
+
+
 async def _train_and_stop(config, folder, steps: int = 9):
     """Train, stop, and say what there was at the end; all of it is in the store."""
     async with scene(config, folder, link=_link(config)) as (made, group):
         await advance(group, made, steps)
-        await until(lambda: len(manifests(_store(config))) > 0)
+        await _until_there(lambda: bool(manifests(_store(config))))
         await made.stop()
         bits, versions = _bits(made.restored.store), made.versions
     assert made.shipped
@@ -113,7 +120,7 @@ def test_what_was_under_way_when_the_machine_died_is_lost_and_the_ledger_says_so
     async def first():
         async with scene(config, tmp_path / "one", link=_link(config)) as (made, group):
             await advance(group, made, 7)
-            await until(lambda: any(max(_counts(found)) > 0 for found in _published(_store(config))))
+            await _until_there(lambda: any(max(_counts(found)) > 0 for found in _published(_store(config))))
             await made.crash()
 
     asyncio.run(first())
@@ -242,7 +249,7 @@ def test_of_two_syncers_one_has_the_store_and_who_is_pushed_aside_writes_nothing
     async def story():
         async with scene(config, tmp_path / "one", link=_link(config)) as (made, group):
             await advance(group, made, 3)
-            await until(lambda: len(manifests(store)) > 0)
+            await _until_there(lambda: bool(manifests(store)))
             second = _link(config)
             with pytest.raises(StorageLocked, match="in use by the syncer with pid"):
                 await asyncio.to_thread(open_tiny, tmp_path / "two" / "state", config, resume=True, link=second)
@@ -391,7 +398,7 @@ def test_learners_that_live_on_are_brought_to_what_was_shipped_whatever_they_wer
     async def first():
         async with scene(config, tmp_path / "one", link=_link(config)) as (made, group):
             await advance(group, made, 7)
-            await until(lambda: any(max(_counts(found)) > 0 for found in _published(_store(config))))
+            await _until_there(lambda: any(max(_counts(found)) > 0 for found in _published(_store(config))))
             await made.crash()
             return group
 

@@ -96,7 +96,7 @@ def _unalarmed(right: Any) -> Any:
 
 
 def _unfenced(right: Any) -> Any:
-    return lambda terms, hello, standing: right(terms, hello, hello.incarnation or standing)
+    return lambda terms, hello, standing, **_told: right(terms, hello, hello.incarnation or standing)
 
 
 def _acknowledged_first(right: Any) -> Any:
