@@ -122,6 +122,7 @@ class Shipper:
         try:
             offer = self._stage(snapshot, 0 if self._keep_journal else floor, epoch)
         except StorageError as exc:
+            shutil.rmtree(self._staging / snapshot, ignore_errors=True)
             self._failed("stage", str(exc))
             return
         self._trouble("stage", "")

@@ -263,3 +263,17 @@ def test_a_process_that_goes_on_ships_nothing_twice(tmp_path):
     assert newest.files == first.files
     assert newest.term == 2
     assert again.store.puts == 1
+
+
+def test_what_can_not_be_staged_is_said_and_leaves_nothing_and_the_next_is_shipped(made):
+    made.start()
+    gone = made.snapshot()
+    made.forget(gone)
+    made.shipper.offer(gone, 1, 0)
+    made.told.wait(lambda text: "can't link the files of a snapshot" in text)
+    assert made.rooms() == []
+    name = made.snapshot()
+    made.shipper.offer(name, made.journal.segments[0], 0)
+    made.told.wait(lambda text: text == "")
+    assert made.shipper.finish(WAIT_S)
+    assert manifests(made.store)[0].snapshot == name
