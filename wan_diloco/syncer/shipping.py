@@ -188,6 +188,14 @@ class Shipper:
     # ---- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._ship_offers()
+        except Exception as exc:
+            # A bug of ours; the run goes on, and somebody must know that its copies don't.
+            self._failed("store", f"nothing is shipped any more: {type(exc).__name__}: {exc}")
+            raise
+
+    def _ship_offers(self) -> None:
         offer: _Offer | None = None
         delay_s = 0.0
         while (offer := self._next(offer, delay_s)) is not None:
@@ -289,8 +297,11 @@ class Shipper:
         self._surveyed = True
 
     def _has(self, file: ShippedFile) -> bool:
-        path = self._folder / file.path
-        return path.exists() and path.stat().st_size == file.size_bytes
+        # The run may remove it in this very moment.
+        try:
+            return (self._folder / file.path).stat().st_size == file.size_bytes
+        except OSError:
+            return False
 
     def _tidy(self) -> None:
         """Remove what neither of the last two manifests names; what a later term wrote isn't ours."""

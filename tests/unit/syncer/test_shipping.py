@@ -277,3 +277,12 @@ def test_what_can_not_be_staged_is_said_and_leaves_nothing_and_the_next_is_shipp
     made.told.wait(lambda text: text == "")
     assert made.shipper.finish(WAIT_S)
     assert manifests(made.store)[0].snapshot == name
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_that_ends_shipping_is_said(made, monkeypatch):
+    monkeypatch.setattr(Shipper, "_ship", lambda _self, _offer: 1 // 0)
+    made.shipper.offer(made.snapshot(), 1, 0)
+    made.start()
+    made.told.wait(lambda text: "nothing is shipped any more: ZeroDivisionError" in text)
+    assert not made.shipper.finish(WAIT_S)
