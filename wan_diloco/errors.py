@@ -36,8 +36,10 @@ __all__ = [
     "ProtocolError",
     "RemoteProtocolError",
     "StateDamaged",
+    "StateTakenOver",
     "StorageError",
     "StorageLocked",
+    "StoreError",
     "TransportError",
     "UnitError",
     "UsageError",
@@ -188,3 +190,13 @@ class StateDamaged(StorageError):
     """A run can't be taken up from what is on the disk, and won't be the next time either."""
 
     exit_code = EXIT_CONFIG
+
+
+class StateTakenOver(StorageError):
+    """Another process has taken a run's state over, and may write it; we may not any more."""
+
+    exit_code = EXIT_AUTH
+
+
+class StoreError(StorageError):
+    """An object store can't be reached, or refuses; what is on the disk isn't touched by it."""

@@ -132,3 +132,30 @@ def test_a_syncer_that_restarts_takes_no_data_from_who_comes_back_in_time() -> N
     world.run(until_s=2000.0)
     assert world.ended
     assert world.nodes[U0].exit_code == EXIT_OK
+
+
+def test_joiners_that_another_disk_knows_nothing_of_go_on_as_the_lives_that_they_were_with_whatever_is_free() -> None:
+    world, witness = begin(joining(2))
+    world.run(until_s=5.0)
+    world.disk.snapshot(world.syncer.state)
+    world.disk.ship()
+    comes(world, U0)
+    world.run(until_s=7.0)
+    comes(world, U1)
+    world.run(until_s=14.0)
+    nodes = [world.nodes[U0], world.nodes[U1]]
+    assert [node.shard for node in nodes] == [2, 3]
+    nodes[0].freeze(8.0)
+    assert world.node.lose_disk(0.5)
+    assert U0 not in world.disk.restore().incarnations
+    world.run(until_s=35.0)
+    assert world.syncer.state.epoch == 1
+    assert [world.nodes[U0], world.nodes[U1]] == nodes, "they are the same processes"
+    assert [node.machine.incarnation for node in nodes] == [1, 1]
+    assert [node.shard for node in nodes] == [3, 2], "who came first has what was read least"
+    ends_well(world)
+    status = status_of(world.syncer, world.now_s)
+    assert status.repeated_units == status.balance == 0
+    merged = {learner.learner_id: learner.merged_fresh for learner in status.learners}
+    assert min(merged[U0], merged[U1]) > 0
+    assert not witness.records(LeaseEnded)

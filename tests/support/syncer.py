@@ -14,6 +14,7 @@ from wan_diloco.protocol.messages import ContributionHeader, ContributionKey
 from wan_diloco.syncer.fragments_store import Maths
 from wan_diloco.syncer.plan import cutting_for, run_maths
 from wan_diloco.syncer.restore import Restored, open_state
+from wan_diloco.syncer.store_link import StoreLink
 from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Version
 
 BATCH_TOKENS = 32
@@ -39,7 +40,14 @@ def maths_of(config: RunConfig) -> Maths:
     return run_maths(config, run_layout(config))
 
 
-def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False, refragment: bool = False) -> Restored:
+def open_tiny(
+    folder: Path,
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    refragment: bool = False,
+    link: StoreLink | None = None,
+) -> Restored:
     """Open a state folder as the syncer's process does."""
     return open_state(
         folder,
@@ -49,6 +57,7 @@ def open_tiny(folder: Path, config: RunConfig, *, resume: bool = False, refragme
         initial=lambda: model_tensors(build_model(config)),
         keep_updates=config.syncer.keep_updates,
         agreement=config.agreement(),
+        link=link,
     )
 
 

@@ -37,9 +37,10 @@ from wan_diloco.protocol.messages import (
     Welcome,
 )
 from wan_diloco.syncer.fragments_store import FragmentStore, Maths
-from wan_diloco.syncer.main import build_service
+from wan_diloco.syncer.main import _run_shipped, _shipper, build_service
 from wan_diloco.syncer.restore import Restored
 from wan_diloco.syncer.service import SyncerService
+from wan_diloco.syncer.store_link import StoreLink
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import METRICS_FILE, MetricsWriter
 from wan_diloco.transport.interface import Connection
@@ -69,6 +70,8 @@ class Syncer:
         self.restored = restored
         self.maths = maths
         self.task: asyncio.Task[None] | None = None
+        # At the end: whether all that was offered is in the store.
+        self.shipped: bool | None = None
 
     @property
     def versions(self) -> list[int]:
@@ -106,10 +109,12 @@ async def syncer(
     workers: Workers | None = None,
     input_log: bool = False,
     prepare: Callable[[Restored], Restored] | None = None,
+    link: StoreLink | None = None,
 ) -> AsyncIterator[Syncer]:
     """A syncer, listening."""
     maths = maths_of(config)
-    restored = open_tiny(folder / "state", config, resume=resume, refragment=refragment)
+    restored = open_tiny(folder / "state", config, resume=resume, refragment=refragment, link=link)
+    shipper = None if link is None else _shipper(config, folder / "state", restored, link)
     own_workers = workers or Workers.threads(1)
     clock = SystemClock()
     with MetricsWriter(folder / METRICS_FILE, clock) as metrics:
@@ -123,11 +128,14 @@ async def syncer(
             clock=clock,
             evaluate=False,
             input_log=input_log,
+            shipper=shipper,
         )
         made = Syncer(network, service, restored, maths)
         server = network.server(service)
         await server.start()
-        made.task = asyncio.get_running_loop().create_task(service.run())
+        made.task = asyncio.get_running_loop().create_task(
+            service.run() if shipper is None else _run_shipped(service, shipper)
+        )
         try:
             yield made
             if not made.task.done():
@@ -135,6 +143,9 @@ async def syncer(
         finally:
             await made.crash()
             await server.stop(0.5)
+            if shipper is not None and link is not None:
+                made.shipped = await asyncio.to_thread(shipper.finish, WAIT_S)
+                link.leave()
             own_workers.shutdown()
             close(restored)
 
@@ -152,6 +163,7 @@ class Learner:
         self.local_step = 0
         self.incarnation = 0
         self.units_before = 0
+        self.life_id = ""
         self.paces: list[int] = []
         self.granted_bytes_per_s = 0.0
         self.started = asyncio.Event()
@@ -176,6 +188,7 @@ class Learner:
                 initial_digests=self._initial_digests,
                 local_step=LocalStep(self.local_step),
                 tokens=self.local_step * BATCH_TOKENS,
+                life_id=self.life_id,
             )
         )
         try:
@@ -194,6 +207,7 @@ class Learner:
         self.incarnation, self.local_step = before.incarnation, before.local_step
         self.values, self.versions = before.values, before.versions
         self.resyncs, self.lows = before.resyncs, before.lows
+        self.life_id, self.units_before = before.life_id, before.units_before
 
     def step(self, count: int = 1) -> None:
         """Train, as far as anybody can tell."""

@@ -71,7 +71,7 @@ class Uplink:
             [FragmentState(version=version(0), resync=0, step_lo=LocalStep(0), tokens_lo=0)] * 2,
             local_step=LocalStep(0),
             tokens=0,
-            unit=0,
+            unit=5 if incarnation and told else 0,
             rng=random.Random(1),
             joined=joined,
             moments_step=moments_step,

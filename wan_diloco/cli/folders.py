@@ -104,7 +104,8 @@ def check_folder(config: RunConfig, run_folder: Path, *, resume: bool, refragmen
             other settings, and `resume` is true; or it holds a baseline.
     """
     holding = check_syncer_folder(config, run_folder, resume=resume, refragment=refragment)
-    if resume and holding is Holding.NOTHING:
+    # What isn't on this machine may be in the store.
+    if resume and holding is Holding.NOTHING and not config.syncer.store:
         raise ConfigError(
             "there is no run in this folder to go on with", where=str(run_folder), hint="begin one without --resume"
         )

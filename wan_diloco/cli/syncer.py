@@ -29,6 +29,10 @@ def syncer(
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Take up the run that is in the folder.")] = False,
     refragment: RefragmentFlag = False,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Push a syncer aside that has syncer.store, though it may be alive: it ends."),
+    ] = False,
     input_log: Annotated[
         bool, typer.Option("--input-log", help="Write every event to input.jsonl, for debugging.")
     ] = False,
@@ -58,5 +62,13 @@ def syncer(
     from wan_diloco.telemetry import configure_logging
 
     configure_logging(SystemClock(), fields={"run": config.run.name, "process": "syncer"})
-    code = run_syncer(config, run_folder, resume, refragment=refragment, input_log=input_log, load=again)
+    code = run_syncer(
+        config,
+        run_folder,
+        resume,
+        refragment=refragment,
+        input_log=input_log,
+        load=again,
+        take_over=take_over,
+    )
     raise typer.Exit(code)

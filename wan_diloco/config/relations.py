@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 
+# Where a lock can be had: puts on condition, or the kernel's locks.
+_STORES_LOCKED = frozenset({"s3", "s3a", "file"})
 # Each round costs a few messages a learner and a flush of the disk; that many fit into a step of 100 ms.
 _FRAGMENTS_A_STEP_MAX = 8
 # Of a parameter in the journal, where nothing is compressed; scales included.
@@ -61,6 +63,7 @@ def require_relations(config: RunConfig) -> None:
     problem = exposed(config.syncer.listen, insecure=config.syncer.insecure)
     if problem is not None:
         problems.append(problem)
+    problems += _store_problems(config)
     if problems:
         raise join_problems(problems)
 
@@ -186,6 +189,17 @@ def _unlisted_problems(config: RunConfig) -> Iterator[ConfigError]:
         )
 
 
+def _store_problems(config: RunConfig) -> Iterator[ConfigError]:
+    syncer = config.syncer
+    scheme = syncer.store.partition("://")[0]
+    if syncer.store and scheme not in _STORES_LOCKED and not syncer.store_unlocked:
+        yield ConfigError(
+            f"{scheme}:// has no puts on condition, so that nothing would keep a second syncer from writing there",
+            where="syncer.store",
+            hint="take s3:// or file://, or set syncer.store_unlocked = true where nobody ever starts a second one",
+        )
+
+
 def ignored_settings(config: RunConfig) -> tuple[str, ...]:
     """One sentence for each setting that has no effect, or not the effect one would expect.
 
@@ -239,6 +253,10 @@ def _other_warnings(config: RunConfig) -> Iterator[str]:
     if config.syncer.journal_retention == "all":
         size = format_size(_journal_bytes(config))
         yield f"syncer.journal_retention = all drops nothing of the journal: about {size} by the end of the run"
+    if config.syncer.store_endpoint and not config.syncer.store.startswith("s3"):
+        yield "syncer.store_endpoint has no effect without a syncer.store on s3://"
+    if config.syncer.store_unlocked and not config.syncer.store:
+        yield "syncer.store_unlocked has no effect without syncer.store"
     given = model.hidden != automatic_hidden(model.dim, model.ffn_multiple)
     if given and model.ffn_multiple != type(model)().ffn_multiple:
         yield "model.ffn_multiple has no effect when model.hidden is given"

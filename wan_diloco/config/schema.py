@@ -312,6 +312,16 @@ class SyncerSettings(_Settings):
     """What is kept of the journal: what a restart needs from the two newest snapshots, or everything, so that
     `wan-diloco replay` can do all merges of the run again."""
 
+    store: str = ""
+    """Where copies of the state go, so that a run outlives this machine: "s3://bucket/prefix", or "file:///folder" on a
+    disk of another; empty for nowhere. Who may write there, its libraries find in the environment."""
+
+    store_endpoint: str = ""
+    """Of an S3-compatible server, like "https://minio.example.org:9000"; empty for what the environment says."""
+
+    store_unlocked: bool = False
+    """Allow a store that doesn't know conditional puts; nothing but you keeps two syncers apart there."""
+
     keep_updates: int = Field(default=8, ge=1, le=1_000_000)
     """Updates of each fragment that are kept for learners that lag."""
 
@@ -320,6 +330,24 @@ class SyncerSettings(_Settings):
 
     egress_bytes_per_s: Rate = Field(default=0.0, ge=0.0, alias="egress")
     """Cap on what the syncer sends to all regions together; "0mbit" means none."""
+
+    @field_validator("store", "store_endpoint")
+    @classmethod
+    def _valid_store(cls, value: str) -> str:
+        if "@" in value:
+            raise PydanticCustomError(
+                "store",
+                "{problem}",
+                {"problem": "holds what looks like a secret", "hint": "credentials belong in the environment"},
+            )
+        scheme, separator, rest = value.partition("://")
+        if not value or (scheme.isalnum() and separator and rest.strip("/") and value.isprintable()):
+            return value
+        raise PydanticCustomError(
+            "store",
+            "{problem}",
+            {"problem": f"{value!r} isn't an address", "hint": 'write it like "s3://bucket/prefix"'},
+        )
 
     @field_validator("listen")
     @classmethod

@@ -41,18 +41,29 @@ class Standing:
 
     Attributes:
         incarnation: The highest that it was ever given; 0 for none.
-        life_id: Of the process that lives it.
+        life_id: Of the process that lives it; empty where that isn't known.
         unlisted: How many names that nobody listed have taken part so far.
+        went_back: Whether the state may have gone back once, so that lives were given which nothing is known of.
     """
 
     incarnation: Incarnation = _NO_LIFE
     life_id: str = ""
     unlisted: int = 0
+    went_back: bool = False
 
     def lives(self, hello: Hello) -> bool:
         """Whether the process that says it lives the life that stands, also when it hasn't heard of it yet."""
-        same = bool(hello.life_id) and hello.life_id == self.life_id
-        return 0 < hello.incarnation == self.incarnation or (same and hello.incarnation <= self.incarnation)
+        if hello.life_id and hello.life_id == self.life_id:
+            return hello.incarnation <= self.incarnation
+        # Of a life that was forgotten the number may have been given again: who can be told from its process isn't it.
+        return 0 < hello.incarnation == self.incarnation and not (hello.life_id and self.life_id)
+
+    def forgot(self, hello: Hello) -> bool:
+        """Whether it may be a life that was given, and that nothing is known of any more.
+
+        Only of a process that can be told from others: whoever else says the number is refused from then on.
+        """
+        return self.went_back and hello.incarnation > self.incarnation and bool(hello.life_id)
 
 
 def examine(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
@@ -70,15 +81,20 @@ def examine(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
         return _no(RefusalReason.OTHER_RUN, f"this syncer runs {terms.run!r}, the learner {hello.run!r}")
     if hello.learner_id not in terms.learners and (refused := _unlisted(terms, hello, standing)) is not None:
         return refused
-    if hello.incarnation and not standing.lives(hello):
-        detail = f"incarnation {hello.incarnation} of {hello.learner_id} is over, {standing.incarnation} stands"
-        return _no(RefusalReason.FENCED, detail)
+    if hello.incarnation and not (standing.lives(hello) or standing.forgot(hello)):
+        return _no(RefusalReason.FENCED, _why_over(hello, standing))
     return _differs(terms, hello)
 
 
 def differing_setting(mine: Iterable[tuple[str, str]], theirs: Mapping[str, str]) -> tuple[str, str] | None:
     """The first setting, and my value, that isn't the same on the other side; None when all are."""
     return next(((key, value) for key, value in mine if theirs.get(key) != value), None)
+
+
+def _why_over(hello: Hello, standing: Standing) -> str:
+    if hello.incarnation == standing.incarnation:
+        return f"incarnation {hello.incarnation} of {hello.learner_id} is another process"
+    return f"incarnation {hello.incarnation} of {hello.learner_id} is over, {standing.incarnation} stands"
 
 
 def _unlisted(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:

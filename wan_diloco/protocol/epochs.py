@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wan_diloco.protocol.ledger import DiscardReason
-from wan_diloco.units import Version
+from wan_diloco.units import Epoch, Version
 
 if TYPE_CHECKING:
     from wan_diloco.protocol.syncer_state import SyncerState
     from wan_diloco.protocol.tape import Refragmented
-    from wan_diloco.units import Epoch
 
-__all__ = ["begin_epoch", "refragment"]
+__all__ = ["begin_epoch", "next_epoch", "refragment"]
 
 
 def begin_epoch(state: SyncerState, epoch: Epoch, reason: DiscardReason) -> None:
@@ -64,3 +63,17 @@ def refragment(state: SyncerState, record: Refragmented) -> None:
     state.pool = [{} for _ in range(count)]
     state.due_steps = list(record.due_steps)
     state.merges = [min(state.merges)] * count
+
+
+def next_epoch(state: SyncerState, epoch_min: Epoch) -> Epoch:
+    """The epoch that the next process begins with.
+
+    Args:
+        state: Of the process before.
+        epoch_min: Where copies of another state were taken up, above all that it can have had.
+    """
+    if state.ended:
+        # Nothing is merged any more.
+        return state.epoch
+    # Whether something was lost that wasn't flushed can't be told from what is there.
+    return Epoch(max(state.epoch + (not state.durable), epoch_min))

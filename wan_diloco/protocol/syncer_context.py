@@ -29,10 +29,12 @@ from wan_diloco.protocol.tape import (
     SyncerStarted,
     TapeRecord,
 )
-from wan_diloco.units import FragmentId, GlobalStep, LearnerId, ShardId
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, LearnerId, ShardId, Term
 
 __all__ = ["SyncerContext", "SyncerSettings"]
 
+_NO_TERM = Term(0)
+_FIRST_EPOCH = Epoch(0)
 # What fences must be known to the next process whatever else is lost.
 _KEPT = (SyncerStarted, ShardsAssigned, LearnerAdmitted, LeaseEnded, RunStarted, RunEnded)
 
@@ -51,6 +53,8 @@ class SyncerSettings:
         joiners_max: Learners that one donor gives its moments to at once.
         data_shards: The part of the training text that is each configured learner's.
         spare_shards: The parts that are none's.
+        term_min, epoch_min: At least these a process must begin with: another may have had those before, with a state
+            that this one knows nothing of.
     """
 
     terms: Terms
@@ -67,6 +71,8 @@ class SyncerSettings:
     durable: bool = True
     data_shards: tuple[tuple[LearnerId, ShardId], ...] = ()
     spare_shards: tuple[ShardId, ...] = ()
+    term_min: Term = _NO_TERM
+    epoch_min: Epoch = _FIRST_EPOCH
 
     @property
     def rounds_max(self) -> int:

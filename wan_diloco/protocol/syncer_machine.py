@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from wan_diloco.errors import LocalProtocolError
+from wan_diloco.protocol.epochs import next_epoch
 from wan_diloco.protocol.events import (
     CallsRefused,
     ContributionsUnreadable,
@@ -39,7 +40,7 @@ from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.syncer_sessions import SessionDesk
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import MembershipChanged, RunEnded, RunStarted, ShardsAssigned, SyncerStarted
-from wan_diloco.units import Epoch, GlobalStep, LocalStep, Term
+from wan_diloco.units import GlobalStep, LocalStep, Term
 
 __all__ = ["SyncerMachine", "SyncerSettings"]
 
@@ -81,16 +82,18 @@ class SyncerMachine:
         self._began_s = now_s
         # Rounds that an earlier process opened and did not close may have been answered; their numbers must not
         # come again, or those answers would count for a question never asked.
-        lost = not (self.state.durable or self.state.ended)
-        unknown = _ROUNDS_LOST_MAX if lost else self.context.settings.rounds_max if self.state.term else 0
+        settings = self.context.settings
+        epoch = next_epoch(self.state, settings.epoch_min)
+        # So many for each epoch in between, since several may have gone on from this very state and been lost.
+        unknown = _ROUNDS_LOST_MAX * (epoch - self.state.epoch) or (settings.rounds_max if self.state.term else 0)
         record = SyncerStarted(
-            term=Term(self.state.term + 1),
-            epoch=Epoch(self.state.epoch + lost),
+            term=Term(max(self.state.term + 1, settings.term_min)),
+            epoch=epoch,
             next_round=self.state.next_round + unknown,
-            durable=self.context.settings.durable,
+            durable=settings.durable,
         )
         self.context.record(record, durable=True)
-        shards = self.context.settings.data_shards
+        shards = settings.data_shards
         if shards != self.state.listed:
             # Also who is gone: nobody waits for it, and what it had under way has its fate.
             self.context.record(ShardsAssigned(shards=shards), durable=True)

@@ -120,7 +120,7 @@ class SessionDesk:
         # A Hello that was held up on a connection which its learner has given up since must not begin another life,
         # which nobody would live and which would fence the one that somebody does.
         begins = learner_id not in state.leases or not standing.lives(hello)
-        if begins and (refused := self._begin_life(hello, now_s)) is not None:
+        if begins and (refused := self._begin_life(hello, standing.incarnation, now_s)) is not None:
             self._refuse_session(session, refused)
             return
         self._welcome(session, hello, now_s, begins=begins)
@@ -132,16 +132,17 @@ class SessionDesk:
             incarnation=state.incarnations.get(learner_id, Incarnation(0)),
             life_id=state.life_ids.get(learner_id, ""),
             unlisted=sum(name not in listed for name in state.incarnations),
+            went_back=state.epoch > 0,
         )
 
-    def _begin_life(self, hello: Hello, now_s: float) -> Refused | None:
-        """Admit a new life, if there are data for it."""
+    def _begin_life(self, hello: Hello, standing: Incarnation, now_s: float) -> Refused | None:
+        """Admit a new life, if there are data for it; one that was forgotten, under the number that it has."""
         shard = self._leases.lend(hello.learner_id, now_s)
         if isinstance(shard, Refused):
             return shard
         record = LearnerAdmitted(
             learner_id=hello.learner_id,
-            incarnation=Incarnation(self.context.state.incarnations.get(hello.learner_id, 0) + 1),
+            incarnation=max(hello.incarnation, Incarnation(standing + 1)),
             local_step=hello.local_step,
             tokens=hello.tokens,
             life_id=hello.life_id,

@@ -7,6 +7,7 @@ who is named in a round, is in `talk`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from wan_diloco.protocol.events import Record, StartMerge, SyncerEffect
@@ -35,6 +36,22 @@ __all__ = ["Invariants", "Violation", "must"]
 
 
 _BALANCED_AT_ONCE = 4
+# What another disk knows nothing of. Terms and epochs never go back, and no version is ever two values.
+_GOES_BACK = (
+    "merged",
+    "covered",
+    "journalled",
+    "stored_hi",
+    "admitted",
+    "leases",
+    "versions",
+    "closed",
+    "merging_now",
+    "merged_work",
+    "ended",
+    "fresh_in",
+    "fresh_at",
+)
 
 
 @dataclass(slots=True)
@@ -56,6 +73,8 @@ class Invariants:
         fresh_in, fresh_at: Of each learner, its merges with staleness 0: fragment, and count of the version
             that they made, or own local step that they reached up to.
         merging_now: Closed rounds that aren't published, by fragment.
+        disk_lost: Whether what was durable was lost once, with its disk.
+        published: How many versions there ever were, also on disks that are lost.
     """
 
     quorum: int
@@ -75,7 +94,10 @@ class Invariants:
     term: Term = field(default=Term(0))
     epoch: Epoch = field(default=Epoch(0))
     ended: bool = False
+    disk_lost: bool = False
+    published: int = 0
     _turn: int = 0
+    _is_lost: bool = False
     fresh_in: dict[LearnerId, list[tuple[FragmentId, int]]] = field(default_factory=dict)
     fresh_at: dict[LearnerId, list[tuple[FragmentId, int]]] = field(default_factory=dict)
 
@@ -104,11 +126,15 @@ class Invariants:
             case SyncerStarted():
                 must(record.term > self.term, f"term {self.term} is followed by {record.term}")
                 self.term = record.term
+                begins = record.epoch > self.epoch or not self._is_lost
+                must(begins, f"epoch {self.epoch} goes on after a disk was lost")
                 if record.epoch != self.epoch:
                     self._anew(record.epoch)
             case LearnerAdmitted():
                 before = self.admitted.get(record.learner_id, 0)
-                must(record.incarnation == before + 1, f"life {before} is followed by {record.incarnation}")
+                # A life that was given on a disk that is lost may go on, under its number.
+                follows = record.incarnation == before + 1 or (self.disk_lost and record.incarnation > before)
+                must(follows, f"life {before} is followed by {record.incarnation}")
                 self.admitted[record.learner_id] = record.incarnation
                 self.leases.admitted(record)
             case LeaseEnded():
@@ -142,6 +168,18 @@ class Invariants:
         must(dict(state.incarnations) == self.admitted, "a restart forgets who was admitted")
         holders = {lease.shard: learner_id for learner_id, lease in state.leases.items()}
         must(holders == self.leases.holders, "a restart forgets who reads which data")
+
+    def went_back(self, tape: Sequence[TapeRecord]) -> None:
+        """A disk was lost: these books go on from the tape that is left, and another epoch must begin.
+
+        What was published keeps its digest: no version may ever be two values, whichever disk it was on.
+        """
+        left = Invariants(self.quorum, durable=False, leases=self.leases.anew(), disk_lost=True)
+        for record in tape:
+            left.recorded(record)
+        for name in _GOES_BACK:
+            setattr(self, name, getattr(left, name))
+        self.disk_lost = self._is_lost = True
 
     def saw(self, fragment_id: FragmentId, version: Version, digest: str) -> None:
         """Somebody holds a version of a fragment with that digest."""
@@ -244,8 +282,9 @@ class Invariants:
 
     def _anew(self, epoch: Epoch) -> None:
         """What isn't merged is lost, and every version has another name."""
-        must(not self.durable and epoch == self.epoch + 1, f"epoch {self.epoch} is followed by {epoch}")
-        self.epoch = epoch
+        follows = epoch > self.epoch if self.disk_lost else not self.durable and epoch == self.epoch + 1
+        must(follows, f"epoch {self.epoch} is followed by {epoch}")
+        self.epoch, self._is_lost = epoch, False
         self.journalled.clear()
         self.merging_now.clear()
         self.versions = {fragment: Version(epoch, version.count) for fragment, version in self.versions.items()}
@@ -274,6 +313,7 @@ class Invariants:
         must(record.version == expected, f"version {record.version} is published in place of {expected}")
         must(closed.round_id == record.round_id, f"round {record.round_id} is published for {closed.round_id}")
         self.versions[record.fragment_id] = record.version
+        self.published += 1
         self.saw(record.fragment_id, record.version, record.digest)
         for entry in closed.entries:
             work = Amount(entry.header.steps, entry.header.tokens)

@@ -29,6 +29,8 @@ class FaultKind(StrEnum):
     RESTART = "restart"
     CRASH = "crash"
     CRASH_AT_END = "crash_at_end"
+    LOSE_DISK = "lose_disk"
+    SHIP = "ship"
     SNAPSHOT = "snapshot"
     HALF_OPEN = "half_open"
     ONE_WAY_UP = "one_way_up"
@@ -47,7 +49,7 @@ class FaultKind(StrEnum):
 
 
 # The syncer's process ends, and another takes its state up.
-SYNCER_ENDS = frozenset({FaultKind.RESTART, FaultKind.CRASH, FaultKind.CRASH_AT_END})
+SYNCER_ENDS = frozenset({FaultKind.RESTART, FaultKind.CRASH, FaultKind.CRASH_AT_END, FaultKind.LOSE_DISK})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +104,16 @@ def _of_syncer(world: MachineWorld, fault: Fault) -> bool | None:
             return world.doom_syncer(fault.amount, fault.lasts_s)
         case FaultKind.CRASH_AT_END:
             world.node.doom_end(before=fault.amount % 2 == 0, down_s=fault.lasts_s)
-        case FaultKind.SNAPSHOT:
+        case FaultKind.LOSE_DISK:
+            # Who has heard of the end doesn't come back for another.
+            return not world.ended and world.node.lose_disk(fault.lasts_s)
+        case FaultKind.SNAPSHOT | FaultKind.SHIP:
             # While a write takes its time the state is ahead of the tape, and no driver takes one then.
             settled = world.syncer_up and not world.node.stalled
-            if settled:
+            if settled and (fault.kind is FaultKind.SNAPSHOT or fault.amount % 2):
                 world.disk.snapshot(world.syncer.state)
+            if settled and fault.kind is FaultKind.SHIP:
+                world.disk.ship()
             return settled
         case FaultKind.SLOW_DISK:
             world.node.slow_disk(0.02 * (1 + fault.amount), fault.lasts_s)

@@ -112,6 +112,7 @@ class LearnerNode:
         usual_link, link_change: What `link` is without faults, and how often one changed it.
         uplink_free_s: When the uplink has sent what it was given.
         versions, digests: Installed version of each fragment, and its symbol.
+        life_id: Of its process.
         installed_at: Local step and tokens of each fragment's last install: where its counters begin.
         tokens: Trained on; steps whose loss isn't finite have none.
         uploads: Contributions on their way.
@@ -163,7 +164,7 @@ class LearnerNode:
         self._world = world
         self._uploads_max = settings.uploads_max
         self._rng = rng
-        self._life_id = f"{rng.getrandbits(64):016x}"
+        self.life_id = f"{rng.getrandbits(64):016x}"
         self.machine = self._new_machine(Incarnation(0))
         self._clock_s = world.clock_step_s + (rng.uniform(0.0, _CLOCK_MAX_S) if settings.skewed else 0.0)
         self._reached_s = float("-inf")
@@ -244,7 +245,7 @@ class LearnerNode:
         ]
         return LearnerMachine(
             settings.for_learner(),
-            replace(settings.identity(self.learner_id), incarnation=incarnation, life_id=self._life_id),
+            replace(settings.identity(self.learner_id), incarnation=incarnation, life_id=self.life_id),
             states,
             local_step=LocalStep(self.local_step),
             tokens=self.tokens,

@@ -41,7 +41,8 @@ class LeaseBook:
         self.committed: dict[ShardId, int] = {}
         self.ended = 0
         self._shards: dict[tuple[LearnerId, int], ShardId] = {}
-        self._made: dict[tuple[ContributionKey, int], tuple[Unit, ...]] = {}
+        # Of a number that was given again on another disk there may be two lives.
+        self._made: dict[tuple[ContributionKey, int], set[tuple[Unit, ...]]] = {}
         self._merged: dict[tuple[FragmentId, Unit], ContributionKey] = {}
 
     # ---- what is decided -------------------------------------------------------------------------
@@ -94,28 +95,37 @@ class LeaseBook:
 
     def made(self, header: ContributionHeader, units: Sequence[Unit]) -> None:
         """A training loop says which units the steps of a contribution took."""
-        self._made[header.key, header.step_hi] = tuple(units)
+        self._made.setdefault((header.key, header.step_hi), set()).add(tuple(units))
 
     def journalled(self, header: ContributionHeader) -> None:
         """A contribution is durable: its units are committed, and are its life's."""
         key = header.key
-        shard = self._shards.get((key.learner_id, int(key.incarnation)))
-        must(shard is not None, f"{key} is journalled, and its life was given no data")
-        assert shard is not None
-        first = header.unit_hi - header.steps
-        said = tuple((shard, unit) for unit in range(first, header.unit_hi))
-        read = self._made.get((key, header.step_hi))
-        claim = f"units {first} to {header.unit_hi} of shard {shard}"
-        must(read == said, f"{key} is journalled with {claim}, and had {read}")
+        said = self._claimed(header)
+        read = self._made.get((key, header.step_hi), set())
+        must(said in read, f"{key} is journalled with {said}, and had {read}")
+        shard = self._shards[key.learner_id, int(key.incarnation)]
         self.committed[shard] = max(self.committed.get(shard, 0), header.unit_hi)
 
     def merged(self, header: ContributionHeader) -> None:
         """A close record names a contribution: no unit is merged twice into a fragment, whoever read it."""
-        for unit in self._made[header.key, header.step_hi]:
+        for unit in self._claimed(header):
             other = self._merged.setdefault((header.key.fragment_id, unit), header.key)
             must(other == header.key, f"unit {unit[1]} of shard {unit[0]} is merged with {other} and with {header.key}")
 
     def lost(self, header: ContributionHeader) -> None:
         """What was named can't be read any more: its units may come again, with a later contribution of its key."""
-        for unit in self._made[header.key, header.step_hi]:
+        for unit in self._claimed(header):
             self._merged.pop((header.key.fragment_id, unit), None)
+
+    def anew(self) -> LeaseBook:
+        """Books of the same learners that know nothing yet but what was really read."""
+        book = LeaseBook(self._listed, self._num_spare)
+        book._made = self._made
+        return book
+
+    def _claimed(self, header: ContributionHeader) -> tuple[Unit, ...]:
+        """The units that a contribution says it has; once it is journalled, that it has."""
+        shard = self._shards.get((header.key.learner_id, int(header.key.incarnation)))
+        must(shard is not None, f"{header.key} is journalled, and its life was given no data")
+        assert shard is not None
+        return tuple((shard, unit) for unit in range(header.unit_hi - header.steps, header.unit_hi))

@@ -47,6 +47,8 @@ class SyncerDisk:
         self._snapshot = ""
         self._covered = 0
         self._rest = b""
+        # What another disk would have if this one were lost: a snapshot, and up to where the tape is there.
+        self._shipped = ("", 0, 0)
 
     def write(self, effect: Record, *, flushed: bool = True) -> None:
         """Append a record; one that is durable makes all before it durable too, once it is flushed."""
@@ -64,6 +66,17 @@ class SyncerDisk:
         self._snapshot = json.dumps(state_to_json(state))
         self._covered = len(self.tape)
         self.flush()
+
+    def ship(self) -> None:
+        """Copy what is durable now, the newest snapshot and the tape behind it, to where it outlives this disk."""
+        self._shipped = (self._snapshot, self._covered, self._durable)
+
+    def lose(self) -> None:
+        """It is gone; another one has what was shipped, and nothing that came after."""
+        self._snapshot, self._covered, kept = self._shipped
+        del self.tape[kept:]
+        self._rest = b""
+        self._durable = self._told = kept
 
     def crash(self, rng: random.Random) -> None:
         """Lose what wasn't durable: all of it, or its end; the first that is lost may leave its beginning behind."""

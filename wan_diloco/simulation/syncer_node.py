@@ -11,6 +11,7 @@ import operator
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -37,7 +38,7 @@ from wan_diloco.simulation.learner_node import Note
 from wan_diloco.simulation.syncer_disk import SyncerDisk
 from wan_diloco.simulation.talk import Talk
 from wan_diloco.simulation.world_settings import WorldSettings
-from wan_diloco.units import FragmentId
+from wan_diloco.units import Epoch, FragmentId, Term
 
 __all__ = ["Network", "Said", "SyncerNode"]
 
@@ -112,6 +113,7 @@ class SyncerNode:
         self.disk = SyncerDisk(network.invariants.recorded)
         self.machine = SyncerMachine(settings.for_syncer(), settings.fresh_state())
         self.disk.snapshot(self.machine.state)
+        self.disk.ship()
         self.inputs: list[tuple[float, SyncerEvent | None]] = []
         self.outputs: list[list[SyncerEffect]] = []
         self.up = False
@@ -129,6 +131,9 @@ class SyncerNode:
         self._doom: int | None = None
         self._down_s = 0.0
         self._doomed_end: tuple[bool, float] | None = None
+        self._is_lost = False
+        # What the lock of the store names, which outlives disks.
+        self._term_min, self._epoch_min = Term(0), Epoch(0)
         # While a write takes its time nothing is decided, and words wait.
         self._stalled = False
         self._inbox: deque[SyncerEvent] = deque()
@@ -168,10 +173,23 @@ class SyncerNode:
         self._timer += 1
         self._stalled = False
         self._inbox.clear()
-        self.disk.crash(self._network.rng)
+        if self._is_lost:
+            self.disk.lose()
+        else:
+            self.disk.crash(self._network.rng)
         self._network.crashed()
         self._network.agenda.after(down_s, self._resume)
         return True
+
+    def lose_disk(self, down_s: float) -> bool:
+        """The machine dies with its disk; another goes on with what was shipped. Returns whether there was one."""
+        if not self.up:
+            return False
+        books = self._network.invariants
+        self._term_min = Term(max(self.machine.state.term, books.term) + 1)
+        self._epoch_min = Epoch(max(self.machine.state.epoch, books.epoch, self._epoch_min) + 1)
+        self._is_lost = True
+        return self.crash(down_s)
 
     def slow_disk(self, write_s: float, lasts_s: float) -> None:
         """Each write takes that long, for a while."""
@@ -302,10 +320,15 @@ class SyncerNode:
 
     def _resume(self) -> None:
         state = self.disk.restore()
+        if self._is_lost:
+            self._is_lost = False
+            self._network.invariants.went_back(self.disk.tape)
+            self._network.talk.went_back(self.disk.tape)
         self.resumed |= self._found(state)
         self.published = list(state.digests)
         self.ended = False
-        self.machine = SyncerMachine(self._network.settings.for_syncer(), state)
+        settings = replace(self._network.settings.for_syncer(), term_min=self._term_min, epoch_min=self._epoch_min)
+        self.machine = SyncerMachine(settings, state)
         self._network.invariants.restarted(state)
         self._network.talk.restarted(self._network.agenda.now_s)
         self.start()

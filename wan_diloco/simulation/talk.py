@@ -32,7 +32,7 @@ from wan_diloco.protocol.messages import (
     Welcome,
 )
 from wan_diloco.protocol.rejoin_messages import Donate, DonationOver
-from wan_diloco.protocol.tape import RoundClosed
+from wan_diloco.protocol.tape import LearnerAdmitted, RoundClosed, TapeRecord
 from wan_diloco.simulation.checkers import Invariants, must
 from wan_diloco.simulation.donations import Donations
 from wan_diloco.simulation.world_settings import WorldSettings
@@ -99,6 +99,11 @@ class Talk:
             books.clear()
         self._donations.restarted()
         self._heard_s = dict.fromkeys(self._heard_s, now_s)
+
+    def went_back(self, tape: Iterable[TapeRecord]) -> None:
+        """A disk was lost: who was given which life is what the tape that is left says."""
+        admitted = [record for record in tape if isinstance(record, LearnerAdmitted)]
+        self._born = {record.learner_id: (record.life_id, record.incarnation) for record in admitted}
 
     # ---- what goes into the machine --------------------------------------------------------------
 
@@ -195,7 +200,11 @@ class Talk:
         standing = self._invariants.admitted.get(learner_id, 0)
         asked_again = self._born.get(learner_id) == (hello.life_id, standing)
         has_data = learner_id in self._invariants.leases.holders.values()
-        if has_data and hello.incarnation and not asked_again:
+        if self._invariants.disk_lost and hello.incarnation > standing:
+            # It was given on a disk that is lost.
+            must(incarnation == hello.incarnation, f"life {hello.incarnation} is welcomed as {incarnation}")
+            self._born[learner_id] = (hello.life_id, incarnation)
+        elif has_data and hello.incarnation and not asked_again:
             must(incarnation == hello.incarnation == standing, f"life {incarnation} is welcomed, {standing} stands")
         elif has_data and asked_again:
             must(incarnation == standing, f"who lives {standing} asked twice, and gets another: {incarnation}")

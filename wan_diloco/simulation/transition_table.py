@@ -88,7 +88,8 @@ LEARNER: dict[str, tuple[str, ...]] = {
         *_MOMENTS,
     ),
     "Refused": ("ExitLearner",),
-    "Start": ("nothing", "AllowSteps"),
+    # The pace only where the start is told again, after a disk was lost: learners have taken steps since the first.
+    "Start": ("nothing", "SetPace", "AllowSteps"),
     "Pace": ("nothing", "SetPace", "LimitUplink", "AllowSteps", "SetRoundTrip"),
     "Pull": ("nothing", "RequestSnapshot", "say Declined"),
     "Acknowledged": ("nothing", "DropUpload", "RequestSnapshot"),
@@ -168,7 +169,6 @@ SHOWN = (
 
 # What can't be in the star, and why.
 UNREACHABLE: dict[str, str] = {
-    "learner: Start -> SetPace": "before Start nobody takes a step, so that the pace is what Welcome said",
     "declined: round_closed": "no machine says it: work that answers a closed round rides along in the next",
     "missing: round_closed": "as above",
     "discarded: removed": "regions are taken out of a run between two starts, and here all have one configuration",

@@ -123,7 +123,10 @@ def _expected_codes(world: MachineWorld, node: LearnerNode) -> tuple[int, ...]:
 
     Who joins under a name that nobody listed may find all data lent, and is then started again.
     """
-    stands = node.machine.incarnation == world.syncer.state.incarnations.get(node.learner_id)
+    state = world.syncer.state
+    stands = node.machine.incarnation == state.incarnations.get(node.learner_id)
+    # Of a life that was given on a disk that is lost the number may have been given again.
+    stands = stands and state.life_ids.get(node.learner_id) == node.life_id
     codes = (EXIT_OK,) if stands else (EXIT_OK, EXIT_AUTH)
     return (*codes, EXIT_TEMPORARY) if node.learner_id in world.settings.joiners else codes
 

@@ -15,6 +15,9 @@ from wan_diloco.storage.journal import SEGMENT_BYTES, Journal, JournalRef, Recor
 from wan_diloco.storage.journal_reader import JournalReader
 from wan_diloco.storage.journal_reading import Damage
 from wan_diloco.storage.lock import FolderLock, owner_of
+from wan_diloco.storage.object_lock import LOCK_NAME, RENEW_S, WATCH_S, LockNote, ObjectLock
+from wan_diloco.storage.object_store import ObjectStore, Versioned
+from wan_diloco.storage.shipment import Manifest, ShippedFile, manifest_names
 from wan_diloco.storage.snapshot import (
     LatestSnapshot,
     SkippedSnapshot,
@@ -26,22 +29,32 @@ from wan_diloco.storage.snapshot import (
 )
 
 __all__ = [
+    "LOCK_NAME",
+    "RENEW_S",
     "SEGMENT_BYTES",
+    "WATCH_S",
     "Damage",
     "FolderLock",
     "Journal",
     "JournalReader",
     "JournalRef",
     "LatestSnapshot",
+    "LockNote",
+    "Manifest",
+    "ObjectLock",
+    "ObjectStore",
     "Record",
     "RecordHead",
+    "ShippedFile",
     "SkippedSnapshot",
     "Snapshot",
     "TornTail",
+    "Versioned",
     "good_snapshots",
     "keep_last",
     "latest_snapshot",
     "load_snapshot",
+    "manifest_names",
     "owner_of",
     "read_json",
     "remove_leftovers",

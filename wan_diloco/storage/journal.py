@@ -161,6 +161,20 @@ class Journal(JournalReader):
         with self._flushing:
             self._flush()
 
+    def seal(self, *, even_empty: bool = False) -> None:
+        """Begin a new segment, unless the one that grows has no record yet: what is in all others never changes.
+
+        Args:
+            even_empty: Also where it has none.
+
+        Raises:
+            StorageError: The system refused; the journal goes on as it was, unless the sentence says otherwise.
+        """
+        with self._lock:
+            segment, is_empty = self._segments[-1], self._tail == SEGMENT_HEADER_BYTES
+        if even_empty or not is_empty:
+            self._seal(segment)
+
     def drop_segments_before(self, segment: int) -> list[int]:
         """Remove the segments below a number; the one that grows always stays.
 

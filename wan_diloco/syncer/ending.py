@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from wan_diloco.telemetry.last_resort import LastResort
+from wan_diloco.clock import SystemClock
+from wan_diloco.telemetry.last_resort import WITHIN_S, LastResort
 from wan_diloco.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Ending:
     def __init__(self) -> None:
         """Nobody has asked."""
         self.received: signal.Signals | None = None
+        self._clock = SystemClock()
+        self._received_s = 0.0
         self._tell: Callable[[], None] | None = None
         self._early = True
         self._last_resort: LastResort | None = None
@@ -50,6 +53,17 @@ class Ending:
         """Of a process that the signal ended."""
         assert self.received is not None, "nobody has asked for the end"
         return 128 + self.received
+
+    def left_s(self, most_s: float, *, spare_s: float) -> float:
+        """How long something at the end may take.
+
+        Args:
+            most_s: Where nobody waits for the end.
+            spare_s: What comes after it takes that long, and the process is to end by itself.
+        """
+        if self.received is None:
+            return most_s
+        return max(0.0, min(most_s, WITHIN_S - spare_s - (self._clock.now_s() - self._received_s)))
 
     def serve(self, tell: Callable[[], None]) -> None:
         """From now on, on the loop that runs, whoever serves is told."""
@@ -77,6 +91,7 @@ class Ending:
         """A signal came."""
         if self.received is None:
             self.received = signal.Signals(number)
+            self._received_s = self._clock.now_s()
             self._last_resort = LastResort(self.exit_code, get_logger("syncer"))
         if self._tell is not None:
             self._tell()

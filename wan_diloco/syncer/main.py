@@ -10,6 +10,7 @@ import contextlib
 import gc
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,10 +21,10 @@ import uvloop
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
 from wan_diloco.config import LiveConfig, RunConfig, adopt_rates, load_config
-from wan_diloco.errors import EXIT_OK, ConfigError, StorageError, WanDilocoError
+from wan_diloco.errors import EXIT_OK, ConfigError, StateTakenOver, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol import serial
-from wan_diloco.protocol.syncer_machine import SyncerMachine
+from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import ContributionsLost, FragmentPublished, Refragmented, RoundClosed
 from wan_diloco.storage import write_text
@@ -39,7 +40,9 @@ from wan_diloco.syncer.parts import Parts
 from wan_diloco.syncer.plan import cutting_for, line_rates, machine_settings, server_limits
 from wan_diloco.syncer.restore import Restored, open_state
 from wan_diloco.syncer.service import SyncerService
+from wan_diloco.syncer.shipping import Shipper
 from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
+from wan_diloco.syncer.store_link import StoreLink, open_link
 from wan_diloco.syncer.updates import Packing
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import (
@@ -58,6 +61,10 @@ from wan_diloco.units import GlobalStep, LearnerId
 __all__ = ["build_service", "run_syncer"]
 
 _GRACE_S: Final = 2.0
+# For the last snapshot's way to the store, where merges and the snapshot have left that much of a stop.
+_SHIP_LAST_S: Final = 10.0
+# What a stop takes after that: the store is given back, and all is closed.
+_SPARE_S: Final = 5.0
 _LOG: Final = get_logger("syncer")
 _RETENTION: Final = {
     "since-snapshot": "the journal is kept as far as a restart from the two newest snapshots needs it",
@@ -73,6 +80,7 @@ def run_syncer(
     refragment: bool = False,
     input_log: bool = False,
     load: Callable[[], RunConfig] | None = None,
+    take_over: bool = False,
 ) -> int:
     """Serve a run until it has ended or a signal comes.
 
@@ -83,6 +91,7 @@ def run_syncer(
         refragment: Whether it may be cut into another number of fragments then.
         input_log: Whether every event is written to `input.jsonl`.
         load: Reads the configuration again, at SIGHUP; None leaves it as it is.
+        take_over: Whether another syncer that has the store is pushed aside, though it may be alive.
 
     Returns:
         The exit code.
@@ -90,7 +99,8 @@ def run_syncer(
     Raises:
         ConfigError: The folder holds a run and `resume` is false, or one that can't go on with these settings; or the
             address can't be listened on.
-        StorageLocked: Another syncer has the folder.
+        StorageLocked: Another syncer has the folder, or the store.
+        StateTakenOver: Another syncer has taken the store.
         StorageError: The disk doesn't do what it must; the process may be started again.
     """
     _keep_freed_memory()
@@ -101,6 +111,10 @@ def run_syncer(
     maths = cutting.maths_of(cutting.fragments)
     with ending_signals() as ending, contextlib.ExitStack() as held:
         try:
+            link = open_link(config, clock, take_over=take_over)
+            if link is not None:
+                # Given back last: nobody else's run may begin with what is still ours.
+                held.callback(link.leave)
             restored = open_state(
                 run_folder / "state",
                 resume=resume,
@@ -109,6 +123,7 @@ def run_syncer(
                 initial=lambda: model_tensors(build_model(config)),
                 keep_updates=config.syncer.keep_updates,
                 agreement=config.agreement(),
+                link=link,
             )
             held.callback(restored.lock.release)
             held.callback(restored.journal.close)
@@ -121,7 +136,7 @@ def run_syncer(
             _LOG.info("ended_early", detail="before it had the run's state, which is as it was: it writes no summary")
             return ending.exit_code
         live = LiveConfig(config, load or (lambda: config), partial(_note_configuration, metrics))
-        return _attend(live, run_folder, restored, maths, metrics, ending, held, input_log=input_log)
+        return _attend(live, run_folder, restored, maths, metrics, ending, held, link=link, input_log=input_log)
 
 
 def _attend(
@@ -133,6 +148,7 @@ def _attend(
     ending: Ending,
     held: contextlib.ExitStack,
     *,
+    link: StoreLink | None,
     input_log: bool,
 ) -> int:
     """Serve a run whose state is there, and leave a summary, whenever the end comes."""
@@ -141,6 +157,7 @@ def _attend(
     held.callback(workers.shutdown)
     try:
         withdraw_interim(run_folder)
+        shipper = None if link is None else _shipper(config, run_folder / "state", restored, link)
         service = build_service(
             config,
             run_folder,
@@ -151,13 +168,14 @@ def _attend(
             clock=clock,
             evaluate=True,
             input_log=input_log,
+            shipper=shipper,
         )
         _LOG.info("journal_retention", detail=_RETENTION[config.syncer.journal_retention])
         # What is there now stays: to look through it for garbage again and again would hold the loop up.
         gc.collect()
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(service, live, run_folder, ending))
+            runner.run(_serve(service, live, run_folder, ending, shipper))
     except EndedEarly:
         ending.hold()
         _conclude(run_folder, restored.state, metrics, clock.now_s(), finished=False, unevaluated="")
@@ -166,9 +184,13 @@ def _attend(
     finished = service.finished
     ended_s = service.ended_s if finished else clock.now_s()  # without the evaluation after it
     _conclude(run_folder, service.state, metrics, ended_s, finished=finished, unevaluated=service.unevaluated)
+    if shipper is not None:
+        _ship_last(shipper, ending)
     exit_code = EXIT_OK if finished or ending.received is None else ending.exit_code
     if service.gave_up:
         # A thread is in the middle of something, and nobody knows for how long.
+        if link is not None:
+            link.leave()
         leave_at_once(exit_code)
     return exit_code
 
@@ -202,6 +224,7 @@ def build_service(
     clock: Clock,
     evaluate: bool,
     input_log: bool,
+    shipper: Shipper | None = None,
 ) -> SyncerService:
     """Put a service together around a state that was begun or taken up.
 
@@ -215,6 +238,7 @@ def build_service(
         clock: The machine's time.
         evaluate: Whether to start an evaluator's process.
         input_log: Whether to write every event to `input.jsonl`.
+        shipper: Of the state, to be started by the caller; None where there is no store.
 
     Raises:
         ConfigError: A file can't be opened.
@@ -231,25 +255,16 @@ def build_service(
     keeper = JournalKeeper(
         restored.journal, workers, mirror, restored.last_tape, lambda text: observer.reason("journal", text)
     )
-    snapshots = run_folder / "state" / "snapshots"
+    if shipper is not None:
+        shipper.tell = partial(observer.reason, "store")
+        observer.store = shipper.status
     return SyncerService(
         Parts(
-            machine=SyncerMachine(
-                machine_settings(config, maths, state.initial_digests, total_steps=state.total_steps), state
-            ),
+            machine=SyncerMachine(_machine_settings(config, maths, restored), state),
             store=restored.store,
             maths=maths,
             keeper=keeper,
-            snapshots=SnapshotKeeper(
-                snapshots,
-                config.agreement(),
-                keeper,
-                workers,
-                sequence=newest_sequence(snapshots),
-                # Nothing that is there now is needed less than that.
-                floor=restored.journal.segments[0],
-                keep_journal=config.syncer.journal_retention == "all",
-            ),
+            snapshots=_snapshots(config, run_folder, restored, keeper, workers, shipper),
             observer=observer,
             workers=workers,
             clock=clock,
@@ -261,6 +276,34 @@ def build_service(
             input_log=InputLog(run_folder / "input.jsonl") if input_log else None,
         )
     )
+
+
+def _snapshots(
+    config: RunConfig,
+    run_folder: Path,
+    restored: Restored,
+    keeper: JournalKeeper,
+    workers: Workers,
+    shipper: Shipper | None,
+) -> SnapshotKeeper:
+    folder = run_folder / "state" / "snapshots"
+    return SnapshotKeeper(
+        folder,
+        config.agreement(),
+        keeper,
+        workers,
+        sequence=newest_sequence(folder),
+        # Nothing that is there now is needed less than that.
+        floor=restored.journal.segments[0],
+        keep_journal=config.syncer.journal_retention == "all",
+        ship=None if shipper is None else shipper.offer,
+    )
+
+
+def _machine_settings(config: RunConfig, maths: Maths, restored: Restored) -> SyncerSettings:
+    state = restored.state
+    settings = machine_settings(config, maths, state.initial_digests, total_steps=state.total_steps)
+    return replace(settings, term_min=restored.term_min, epoch_min=restored.epoch_min)
 
 
 def _observer(
@@ -300,7 +343,9 @@ def _curve(
     )
 
 
-async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path, ending: Ending) -> None:
+async def _serve(
+    service: SyncerService, live: LiveConfig, run_folder: Path, ending: Ending, shipper: Shipper | None
+) -> None:
     ending.serve(service.stop)
     config = live.config
     await service.prepare()
@@ -322,10 +367,10 @@ async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path, end
     address = run_folder / "address"
     write_text(address, await server.start())
     try:
-        await service.run()
+        await (service.run() if shipper is None else _run_shipped(service, shipper))
     except BaseExceptionGroup as group:
         cause = _cause(group)
-        if ending.received is None or not isinstance(cause, StorageError):
+        if ending.received is None or isinstance(cause, StateTakenOver) or not isinstance(cause, StorageError):
             raise cause from group
         # What was acknowledged or sent is on the disk; nobody counts on what isn't.
         _LOG.warning("ended_unsettled", reason=str(cause))
@@ -336,10 +381,45 @@ async def _serve(service: SyncerService, live: LiveConfig, run_folder: Path, end
         ending.served()
 
 
+def _shipper(config: RunConfig, folder: Path, restored: Restored, link: StoreLink) -> Shipper:
+    shipper = Shipper(link, folder, restored.journal, keep_journal=config.syncer.journal_retention == "all")
+    # A run that has just begun can be lost like any other.
+    shipper.offer(restored.snapshot, restored.journal.segments[0], restored.state.epoch)
+    return shipper
+
+
+async def _run_shipped(service: SyncerService, shipper: Shipper) -> None:
+    """Serve; being taken over ends it as it stands, since nothing that is written from then on counts."""
+    loop = asyncio.get_running_loop()
+    lost: asyncio.Future[None] = loop.create_future()
+
+    def call(function: Callable[[], None]) -> None:
+        # The loop may have ended before those threads.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(function)
+
+    def fence(problem: StateTakenOver) -> None:
+        call(lambda: None if lost.done() else lost.set_exception(problem))
+
+    async def watch() -> None:
+        await lost
+
+    shipper.start(call, fence)
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch())
+        await service.run()
+        watching.cancel()
+
+
+def _ship_last(shipper: Shipper, ending: Ending) -> None:
+    if not shipper.finish(ending.left_s(_SHIP_LAST_S, spare_s=_SPARE_S)):
+        _LOG.warning("store_behind", detail="what the store has isn't the newest state: keep the run's folder")
+
+
 def _cause(group: BaseExceptionGroup) -> BaseException:
     """The error that says what to do, if there is one; the whole group, a bug of ours, otherwise."""
     leaves = list(_leaves(group))
-    for kind in (StorageError, WanDilocoError):
+    for kind in (StateTakenOver, StorageError, WanDilocoError):
         for leaf in leaves:
             if isinstance(leaf, kind):
                 return leaf

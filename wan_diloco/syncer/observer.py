@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -71,6 +71,9 @@ class Observer:
         parameters: Of each fragment, until records say otherwise.
         earlier: Lines that an earlier life of this syncer wrote, so that totals go on where they were.
         live: Who was, when that life ended.
+
+    Attributes:
+        store: How it stands with the copies of the state; None where there are none.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Observer:
         self._new: set[LearnerId] = set()
         self._unleased: set[LearnerId] = set()
         self._moments: dict[LearnerId, str] = {}
+        self.store: Callable[[], Mapping[str, object]] | None = None
         for line in earlier:
             self._take_up(line)
 
@@ -271,6 +275,7 @@ class Observer:
             "evaluated_share": self._evaluated_share,
             "reasons": dict(self._reasons),
             "metrics_dropped": self._metrics.dropped,
+            "store": None if self.store is None else dict(self.store()),
         }
 
     def _show(self, learner_id: LearnerId) -> None:

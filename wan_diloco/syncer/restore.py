@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from wan_diloco.config import check_shards, require_resumable
 from wan_diloco.errors import CheckpointError, ConfigError, JournalError, StateDamaged
 from wan_diloco.protocol import serial
+from wan_diloco.protocol.epochs import next_epoch
 from wan_diloco.protocol.state_json import state_to_json
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import Refragmented, TapeRecord
@@ -39,6 +40,8 @@ from wan_diloco.syncer.fragments_store import FragmentStore, Maths, snapshot_ten
 from wan_diloco.syncer.journal_keeper import KIND_TAPE
 from wan_diloco.syncer.refragment import Cutting, fragments_of, plan_cut
 from wan_diloco.syncer.replay import Difference, TapeReplay, restored_state, snapshot_place, tape_after
+from wan_diloco.syncer.store_link import StoreLink, require_whole
+from wan_diloco.units import Epoch, Term
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +53,8 @@ _HELP: Final = (
     "Put back a copy of that file, or of the whole folder; where there is none, `wan-diloco export` writes the model "
     "of the newest good snapshot, and another run can begin in another folder"
 )
+_NO_TERM: Final = Term(0)
+_FIRST_EPOCH: Final = Epoch(0)
 # Where the tape of a run begins that has no record yet.
 _BEGINNING: Final = JournalRef(1, 0, 0)
 
@@ -68,6 +73,8 @@ class Restored:
         tape: The records that were replayed.
         resumed: Whether there was a run in the folder.
         notes: What the operator should know, one sentence each.
+        snapshot: The newest one in the folder that is good: what was begun or taken up with.
+        term_min, epoch_min: The machine must begin with these at least.
     """
 
     lock: FolderLock
@@ -79,6 +86,9 @@ class Restored:
     tape: tuple[TapeRecord, ...]
     resumed: bool
     notes: tuple[str, ...]
+    snapshot: str
+    term_min: Term = _NO_TERM
+    epoch_min: Epoch = _FIRST_EPOCH
 
 
 def snapshot_name(sequence: int) -> str:
@@ -119,6 +129,7 @@ def open_state(
     initial: Callable[[], Mapping[str, torch.Tensor]],
     keep_updates: int,
     agreement: tuple[tuple[str, str], ...],
+    link: StoreLink | None = None,
 ) -> Restored:
     """Lock a state folder, and begin or take up the run in it.
 
@@ -132,15 +143,18 @@ def open_state(
             is cut.
         keep_updates: Publications that the state keeps of each fragment.
         agreement: The settings that all ends share; another run's state is refused.
+        link: The store that has copies of the state; an empty folder begins with what is there. The caller leaves it.
 
     Raises:
-        StorageLocked: Another process has the folder.
-        ConfigError: There is a run in it and `resume` is false, or it is a run with settings that it can't go on with.
+        StorageLocked: Another process has the folder, or the store.
+        StateTakenOver: Another process took the store while we read.
+        ConfigError: There is a run in it and `resume` is false, or one with settings that it can't go on with; or
+            the run went on elsewhere since.
         StateDamaged: No snapshot is good, or the journal doesn't lead on from it any more.
         StorageError: The system refused.
     """
     try:
-        return _open_state(folder, resume, maths, cutting, initial, keep_updates, agreement)
+        return _open_state(folder, resume, maths, cutting, initial, keep_updates, agreement, link)
     except (JournalError, CheckpointError) as exc:
         raise StateDamaged(f"the run in {folder} can't be taken up: {exc}. {_HELP}") from exc
 
@@ -153,6 +167,7 @@ def _open_state(
     initial: Callable[[], Mapping[str, torch.Tensor]],
     keep_updates: int,
     agreement: tuple[tuple[str, str], ...],
+    link: StoreLink | None,
 ) -> Restored:
     lock = FolderLock(folder, _PURPOSE)
     with contextlib.ExitStack() as opened:
@@ -160,11 +175,18 @@ def _open_state(
         snapshots = folder / "snapshots"
         ensure_folder(snapshots)
         remove_leftovers(snapshots)
+        if link is None:
+            require_whole(folder)
+        else:
+            link.tidy(folder)
         latest = latest_snapshot(snapshots)
         if latest is not None and not resume:
             raise ConfigError(
                 "there is a run in this folder already", where=str(folder), hint="give --resume to take it up"
             )
+        if link is not None:
+            link.enter(folder, has_run=latest is not None, resume=resume)
+            latest = latest or latest_snapshot(snapshots)
         holding = None
         if latest is not None:
             # Before the journal is opened, which may cut a torn tail off.
@@ -172,6 +194,9 @@ def _open_state(
             # Places that were used before must not be used again: the next restart would skip what stands there.
             holding = snapshot_place(latest.snapshot.manifest) or _BEGINNING
         journal = opened.enter_context(Journal.open(folder / "journal", holding=holding))
+        if link is not None and link.fetched is not None:
+            # What is fetched stays as it was shipped, since the store's manifests name it.
+            journal.seal(even_empty=True)
         restored = (
             _begin(folder, lock, journal, maths, initial, keep_updates, agreement)
             if latest is None
@@ -181,6 +206,8 @@ def _open_state(
         check_shards(
             json.loads(dict(agreement)["regions"]), {str(name): shard for name, shard in restored.state.shards.items()}
         )
+        if link is not None:
+            restored = _settle(folder, restored, link)
         # All is well: lock and journal are the caller's to close.
         opened.pop_all()
         return restored
@@ -217,6 +244,7 @@ def _begin(
         tape=(),
         resumed=False,
         notes=(),
+        snapshot=snapshot_name(0),
     )
 
 
@@ -290,6 +318,7 @@ def _take_up(
         tape=tuple(tape),
         resumed=True,
         notes=(*other, *notes.values()),
+        snapshot=latest.name,
     )
 
 
@@ -316,3 +345,21 @@ def _cut(record: Refragmented) -> str:
 
 def _said(item: Damage) -> str:
     return f"{item.error()}; nothing that a restart needs is in it, and a contribution that is will be discarded"
+
+
+def _settle(folder: Path, restored: Restored, link: StoreLink) -> Restored:
+    """Go on above all that the store has seen: with a higher term, and in another epoch where the state went back.
+
+    Ordering: after the values were cut anew, if they are, since that begins an epoch as well.
+    """
+    state = restored.state
+    # The lock may name an epoch that a process was to begin, and didn't live to.
+    epoch_min = max(state.epoch, link.lock.epoch)
+    if link.begins_epoch:
+        # Numbers of rounds leap by epochs, and one of those that another may have had is a cut's that was just made.
+        is_cut = bool(restored.tape) and isinstance(restored.tape[-1], Refragmented)
+        epoch_min = max(state.epoch, link.lock.epoch + is_cut) + 1
+    link.settled(folder, term=state.term + 1, epoch=next_epoch(state, Epoch(epoch_min)))
+    return replace(
+        restored, notes=(*restored.notes, *link.notes), term_min=Term(link.lock.term), epoch_min=Epoch(link.lock.epoch)
+    )

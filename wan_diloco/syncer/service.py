@@ -403,7 +403,7 @@ class SyncerService:
         curve, now_s = self._parts.curve, self._clock.now_s()
         step = GlobalStep(self._machine.context.membership.global_step)
         on_curve = curve is not None and self._machine.state.started and not self._finishing and curve.due(step)
-        snapshot_due = now_s >= self._next_snapshot_s
+        snapshot_due = now_s >= self._next_snapshot_s and not self._stopping  # `run` takes the last one
         # All values of one moment can be had only while no merge changes any: those that begin now don't.
         self._merges.on_copies = (on_curve or snapshot_due) and not self._parts.store.settled
         if self._merges.on_copies:

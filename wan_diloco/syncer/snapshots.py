@@ -8,6 +8,7 @@ one that is asked for meanwhile is skipped and counted.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +56,8 @@ class SnapshotKeeper:
         sequence: Number of the newest snapshot that is there.
         floor: The oldest segment that it needs.
         keep_journal: Whether nothing of the journal is ever dropped.
+        ship: Told of each snapshot that is durable, the oldest segment that it needs, and its epoch, before anything
+            is removed; None where there is no store.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class SnapshotKeeper:
         sequence: int,
         floor: int,
         keep_journal: bool,
+        ship: Callable[[str, int, int], None] | None = None,
     ) -> None:
         """Begin after a snapshot that exists."""
         self._folder = folder
@@ -75,6 +79,7 @@ class SnapshotKeeper:
         self._workers = workers
         self._sequence = sequence
         self._keep_journal = keep_journal
+        self._ship = ship
         self._floors: deque[int] = deque([floor], maxlen=_KEPT)
         self._covered: JournalRef | None = None
         self._busy = False
@@ -137,6 +142,8 @@ class SnapshotKeeper:
 
         Snapshot(tensors=tensors, manifest=capture.manifest).write(self._folder, name, written)
         self._written.append(name)
+        if self._ship is not None:
+            self._ship(name, capture.floor, capture.manifest["state"]["epoch"])
         keep_last(self._folder, _KEPT, self._written)
         if not self._keep_journal:
             self._keeper.drop_before(floor)

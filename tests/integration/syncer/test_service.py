@@ -118,12 +118,15 @@ def test_a_killed_syncer_comes_back_to_the_same_bits_and_goes_on(tmp_path, monke
     assert len({line["round_id"] for line in _lines(metrics) if line["kind"] == "round"}) == published
 
 
-def test_a_drained_syncer_leaves_a_snapshot_with_everything_in_it(tmp_path):
+@pytest.mark.parametrize("one_is_due", [False, True])
+def test_a_drained_syncer_leaves_a_snapshot_with_everything_in_it(tmp_path, one_is_due):
     config = tiny_config()
 
     async def first():
         async with scene(config, tmp_path) as (made, group):
             await advance(group, made, 5)
+            if one_is_due:
+                made.service._next_snapshot_s = 0.0
             await made.stop()
             return _tensors(made.restored.store)
 

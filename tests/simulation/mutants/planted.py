@@ -99,7 +99,7 @@ def _unalarmed(right: Any) -> Any:
 
 def _unfenced(right: Any) -> Any:
     def examine(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
-        as_said = replace(standing, incarnation=hello.incarnation or standing.incarnation)
+        as_said = replace(standing, incarnation=hello.incarnation or standing.incarnation, life_id="")
         refused: Refused | None = right(terms, hello, as_said)
         return refused
 

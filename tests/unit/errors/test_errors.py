@@ -22,8 +22,10 @@ from wan_diloco.errors import (
     PeerUnavailable,
     ProtocolError,
     RemoteProtocolError,
+    StateTakenOver,
     StorageError,
     StorageLocked,
+    StoreError,
     TransportError,
     UnitError,
     UsageError,
@@ -52,6 +54,8 @@ from wan_diloco.errors import (
         (JournalError, 75),
         (CheckpointError, 75),
         (StorageLocked, 78),
+        (StateTakenOver, 77),
+        (StoreError, 75),
     ],
 )
 def test_each_error_has_the_exit_code_that_supervisors_act_on(kind: type[WanDilocoError], exit_code: int) -> None:

@@ -81,3 +81,28 @@ def test_so_many_names_that_nobody_listed_may_take_part(
     standing = Standing(incarnation=Incarnation(incarnation), unlisted=known)
     refused = examine(replace(TERMS, unlisted_max=unlisted_max), SOUTH, standing)
     assert (None if refused is None else refused.reason) is reason
+
+
+def test_a_life_that_was_given_and_forgotten_goes_on_once_the_state_went_back() -> None:
+    standing = replace(STANDING, went_back=True)
+    assert examine(TERMS, hello(incarnation=4, life_id="a process"), standing) is None
+    for said in (hello(incarnation=2, life_id="a process"), hello(incarnation=4)):
+        refused = examine(TERMS, said, standing)
+        assert refused is not None
+        assert refused.reason is RefusalReason.FENCED
+
+
+@pytest.mark.parametrize(
+    ("life_id", "said", "is_same"), [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)]
+)
+@pytest.mark.parametrize("went_back", [False, True])
+def test_a_number_that_was_given_twice_is_the_life_of_one_process(
+    life_id: str, said: str, *, is_same: bool, went_back: bool
+) -> None:
+    standing = replace(STANDING, life_id=life_id, went_back=went_back)
+    refused = examine(TERMS, hello(incarnation=3, life_id=said), standing)
+    assert (refused is None) == is_same
+    assert refused is None or (refused.reason, refused.detail) == (
+        RefusalReason.FENCED,
+        "incarnation 3 of east is another process",
+    )

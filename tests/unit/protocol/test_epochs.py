@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from tests.support.desk import Desk, E, W, answer, messages, only, pulled, records
 from tests.support.protocol import EAST, WEST, contribution, hello, syncer_settings, version
-from wan_diloco.protocol.epochs import begin_epoch
-from wan_diloco.protocol.events import LearnerConnected, RefuseUpload, SendUpdate, StartMerge, UploadOffered
+from wan_diloco.protocol.epochs import begin_epoch, next_epoch
+from wan_diloco.protocol.events import (
+    LearnerConnected,
+    RefuseUpload,
+    SendUpdate,
+    SessionId,
+    StartMerge,
+    UploadOffered,
+)
 from wan_diloco.protocol.ledger import Amount, DiscardReason
-from wan_diloco.protocol.messages import ContributionRefused, FragmentReport, Pull, RefusalReason, Report
+from wan_diloco.protocol.messages import (
+    ContributionRefused,
+    FragmentReport,
+    Pull,
+    RefusalReason,
+    Refused,
+    Report,
+    Welcome,
+)
 from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.syncer_state import SyncerState
-from wan_diloco.units import Epoch, FragmentId, LocalStep, Version
+from wan_diloco.protocol.tape import LearnerAdmitted, SyncerStarted
+from wan_diloco.units import Epoch, FragmentId, LocalStep, Term, Version
 
 LOST = DiscardReason.SYNCER_LOST
 
@@ -157,3 +176,47 @@ def test_a_contribution_to_a_version_of_another_epoch_is_refused() -> None:
     assert isinstance(refused, ContributionRefused)
     assert refused.reason is RefusalReason.FOREIGN_EPOCH
     assert records(effects) == []
+
+
+def test_a_life_that_the_state_does_not_know_any_more_goes_on_under_its_number() -> None:
+    desk, _ = _busy()
+    state = desk.machine.state
+    begin_epoch(state, Epoch(1), LOST)
+    later = Desk(syncer_settings(quorum=2), state)
+    later.tell(LearnerConnected(session=E))
+    welcome = only(Welcome, messages(later.says(E, hello(EAST, incarnation=7, local_step=9, life_id="a process"))))
+    assert isinstance(welcome, Welcome)
+    assert welcome.incarnation == 7
+    admitted = only(LearnerAdmitted, records(later.effects))
+    assert isinstance(admitted, LearnerAdmitted)
+    assert (admitted.incarnation, admitted.local_step, admitted.life_id) == (7, 9, "a process")
+    assert all(state.ledger.balance(FragmentId(index)) == Amount(0, 0) for index in range(2))
+    # Whoever comes under that number from now on is that process, or nobody.
+    refused = only(Refused, messages(later.says(SessionId(3), hello(EAST, incarnation=7, life_id="another"))))
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.FENCED
+
+
+def test_a_process_begins_above_all_that_another_may_have_had_and_so_do_its_rounds() -> None:
+    desk, _ = _busy()
+    copies = state_to_json(desk.machine.state)
+    starts = []
+    for epoch in (1, 2, 5):
+        # Each from the same copies, since the one before was lost before it had made any of its own.
+        settings = replace(syncer_settings(quorum=2), term_min=Term(10 * epoch), epoch_min=Epoch(epoch))
+        later = Desk(settings, state_from_json(copies))
+        started = only(SyncerStarted, records(later.effects))
+        assert isinstance(started, SyncerStarted)
+        assert (started.term, started.epoch) == (10 * epoch, epoch)
+        assert {held.epoch for held in later.machine.state.versions} == {epoch}
+        assert not any(later.machine.state.pool)
+        starts.append(started.next_round)
+    assert all(later > 100_000 + earlier for earlier, later in itertools.pairwise(starts))
+
+
+@pytest.mark.parametrize(("durable", "ended", "epoch"), [(True, False, 4), (False, False, 5), (False, True, 4)])
+def test_the_next_epoch_is_another_only_where_something_may_be_lost(*, durable: bool, ended: bool, epoch: int) -> None:
+    state = Desk().machine.state
+    state.epoch, state.durable, state.ended = Epoch(4), durable, ended
+    assert next_epoch(state, Epoch(0)) == epoch
+    assert next_epoch(state, Epoch(9)) == (4 if ended else 9)

@@ -8,7 +8,17 @@ from dataclasses import replace
 import pytest
 
 from tests.support.desk import Desk, E, W, messages, only, records
-from tests.support.protocol import EAST, TERMS, WEST, contribution, hello, report, syncer_settings, version
+from tests.support.protocol import (
+    EAST,
+    TERMS,
+    WEST,
+    contribution,
+    fresh_state,
+    hello,
+    report,
+    syncer_settings,
+    version,
+)
 from wan_diloco.protocol.events import CloseSession, LearnerConnected, SendUpdate, SessionId, SyncerEffect, TimerFired
 from wan_diloco.protocol.messages import (
     Acknowledged,
@@ -23,7 +33,7 @@ from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.syncer_machine import SyncerSettings
 from wan_diloco.protocol.tape import LearnerAdmitted, LeaseEnded
-from wan_diloco.units import Incarnation, LearnerId, ShardId
+from wan_diloco.units import Epoch, Incarnation, LearnerId, ShardId, Term
 
 A, B, C = LearnerId("a"), LearnerId("b"), LearnerId("c")
 SA, SB, SC, AGAIN, ONCE_MORE = (SessionId(number) for number in range(11, 16))
@@ -252,3 +262,40 @@ def test_reports_of_a_life_that_lost_its_data_are_heard_no_more(desk: Desk) -> N
     message: Report = report(9)
     assert desk.says(SA, message) == []
     assert not desk.machine.context.membership.members[A].live
+
+
+def went_back(of: SyncerSettings) -> Desk:
+    """A syncer that knows of no learner any more, in another epoch than the one that gave them their lives."""
+    desk = Desk(replace(of, term_min=Term(3), epoch_min=Epoch(2)), fresh_state())
+    assert desk.machine.state.epoch == 2
+    desk.joins(W, WEST)
+    return desk
+
+
+def test_a_forgotten_life_goes_on_under_its_number_with_data_that_are_lent_anew() -> None:
+    desk = went_back(settings(num_spare_shards=2))
+    effects = greets(desk, E, EAST, step=9, incarnation=4, life_id="east's")
+    assert (welcomed(effects, E).incarnation, welcomed(effects, E).data_shard) == (4, 0), "a listed one has its own"
+    shards = []
+    for session, name, incarnation in ((SB, B, 2), (SA, A, 3)):
+        effects = greets(desk, session, name, step=9, incarnation=incarnation, life_id=f"{name}'s")
+        admitted = only(LearnerAdmitted, records(effects))
+        assert isinstance(admitted, LearnerAdmitted)
+        assert (admitted.incarnation, welcomed(effects, session).incarnation) == (incarnation, incarnation)
+        shards.append(admitted.shard)
+    assert shards == [2, 3], "whatever is free, whichever they had"
+    assert {name: lease.shard for name, lease in desk.machine.state.leases.items()} == {WEST: 1, EAST: 0, B: 2, A: 3}
+    # The number is that process's from now on.
+    again = greets(desk, AGAIN, A, step=9, incarnation=3, life_id="a's")
+    assert welcomed(again, AGAIN).incarnation == 3
+    assert not [record for record in records(again) if isinstance(record, LearnerAdmitted)]
+    assert refused(greets(desk, ONCE_MORE, A, incarnation=3, life_id="another")).reason is RefusalReason.FENCED
+    assert status_of(desk.machine, desk.now_s).balance == 0
+
+
+def test_a_forgotten_life_finds_no_data_while_all_are_read() -> None:
+    desk = went_back(settings())
+    greets(desk, SB, B)
+    effects = greets(desk, SA, A, step=9, incarnation=1, life_id="a's")
+    assert refused(effects).reason is RefusalReason.NO_SHARD
+    assert A not in desk.machine.state.incarnations

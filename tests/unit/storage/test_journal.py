@@ -489,3 +489,22 @@ def test_other_files_are_left_alone_and_a_file_is_no_folder(tmp_path: Path) -> N
     assert (tmp_path / "1.journal").read_bytes() == b"not ours"
     with pytest.raises(ConfigError):
         Journal.open(tmp_path / "owner.lock")
+
+
+def test_what_is_sealed_grows_no_more_and_an_empty_segment_only_when_asked(tmp_path):
+    with Journal.open(tmp_path) as journal:
+        journal.seal()
+        assert journal.segments == (1,)
+        first = journal.append(1, b"one")
+        journal.seal()
+        journal.seal()
+        assert journal.segments == (1, 2)
+        before = (tmp_path / "0000000001.journal").read_bytes()
+        second = journal.append(1, b"two")
+        journal.seal()
+        journal.seal(even_empty=True)
+        assert journal.segments == (1, 2, 3, 4)
+        assert (tmp_path / "0000000001.journal").read_bytes() == before
+    with Journal.open(tmp_path) as again:
+        assert [ref for ref, _ in again.records()] == [first, second]
+        assert again.append(1, b"three").segment == 4

@@ -1,0 +1,76 @@
+"""A real S3 server in this process, on loopback, and what tests do to the objects in it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from wan_diloco.storage import Manifest, ObjectStore, manifest_names
+
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+class S3Server:
+    """moto's server; what is in it survives `stop` and `start`."""
+
+    def __init__(self) -> None:
+        self._port = 0
+        self.start()
+
+    def start(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        # A line a request, otherwise.
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self._port, verbose=False)
+        self._server.start()
+        _, self._port = self._server.get_host_and_port()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def new_place(self) -> str:
+        """A prefix in a bucket that nobody has used before."""
+        import s3fs
+
+        bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+        s3fs.S3FileSystem(client_kwargs={"endpoint_url": self.endpoint}, skip_instance_cache=True).mkdir(bucket)
+        return f"s3://{bucket}/runs/tiny"
+
+
+@contextmanager
+def s3_environment() -> Iterator[None]:
+    """Credentials that no real server takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+            patch.delenv(name, raising=False)
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
+
+
+def manifests(store: ObjectStore) -> list[Manifest]:
+    """Those in a store, newest first."""
+    # One that is removed between the list and the look isn't among them.
+    found = [(name, store.get_bytes(name)) for name in manifest_names(store.names())]
+    return [Manifest.decode(data, name) for name, data in found if data is not None]
+
+
+def damage(store: ObjectStore, name: str) -> None:
+    """Turn a bit of an object."""
+    data = bytearray(store.get_bytes(name) or b"")
+    data[len(data) // 2] ^= 1
+    store.put_bytes(bytes(data), name)

@@ -1,0 +1,126 @@
+"""Objects on whatever fsspec reaches: a real S3 server, a folder, and memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.store import S3Server, s3_environment
+from wan_diloco.errors import ConfigError, StoreError
+from wan_diloco.storage import ObjectStore
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with s3_environment():
+        server = S3Server()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(params=["s3", "file", "memory"])
+def store(request, s3, tmp_path):
+    if request.param == "s3":
+        return ObjectStore.open(s3.new_place(), s3.endpoint)
+    return ObjectStore.open((tmp_path / "store").as_uri() if request.param == "file" else f"memory://{tmp_path.name}")
+
+
+def test_what_was_put_is_there_whole(store, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 1000)
+    store.put_file(path, "a/b/c.bin")
+    store.put_bytes(b"small", "a/d")
+    assert store.get_file("a/b/c.bin", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+    assert store.get_bytes("a/d") == b"small"
+    assert store.names() == ["a/b/c.bin", "a/d"]
+
+
+def test_a_put_replaces_what_was_there(store):
+    store.put_bytes(b"one", "x")
+    store.put_bytes(b"two", "x")
+    assert store.get_bytes("x") == b"two"
+    assert store.names() == ["x"]
+
+
+def test_what_is_not_there_is_none_and_no_error(store, tmp_path):
+    assert store.names() == []
+    assert store.get_bytes("x") is None
+    assert not store.get_file("x", tmp_path / "back")
+    assert store.read_versioned("x") is None
+    store.remove("x")
+
+
+def test_what_was_removed_is_gone(store):
+    store.put_bytes(b"one", "a/x")
+    store.put_bytes(b"two", "a/y")
+    store.remove("a/x")
+    assert store.names() == ["a/y"]
+    assert store.get_bytes("a/x") is None
+
+
+def test_only_one_of_two_writers_that_saw_the_same_version_succeeds(store):
+    assert store.write_if("lock", b"first", None) is not None
+    assert store.write_if("lock", b"late", None) is None
+    seen = store.read_versioned("lock")
+    assert seen is not None
+    assert seen.data == b"first"
+    tag = store.write_if("lock", b"mine", seen.tag)
+    assert tag is not None
+    assert store.write_if("lock", b"yours", seen.tag) is None
+    again = store.read_versioned("lock")
+    assert again is not None
+    assert (again.data, again.tag) == (b"mine", tag)
+
+
+def test_a_condition_on_an_object_that_is_gone_fails(store):
+    tag = store.write_if("lock", b"first", None)
+    store.remove("lock")
+    assert store.write_if("lock", b"second", tag) is None
+    assert store.read_versioned("lock") is None
+
+
+def test_a_large_file_goes_in_parts_and_comes_back_whole(s3, tmp_path):
+    store = ObjectStore.open(s3.new_place(), s3.endpoint)
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * (110 * 4096))  # 110 MiB: more than two parts of 50
+    store.put_file(path, "large")
+    assert store.get_file("large", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+
+
+def test_a_bucket_that_is_not_there_is_an_error_that_names_it(s3):
+    store = ObjectStore.open("s3://nobody-made-this/prefix", s3.endpoint)
+    with pytest.raises(StoreError, match="can't write s3://nobody-made-this/prefix/x"):
+        store.put_bytes(b"", "x")
+
+
+def test_a_server_that_is_down_is_an_error_of_one_line_and_not_an_absence(tmp_path):
+    with s3_environment():
+        server = S3Server()
+        store = ObjectStore.open(server.new_place(), server.endpoint)
+        store.put_bytes(b"one", "x")
+        server.stop()
+        (tmp_path / "file").write_bytes(b"two")
+        asked = (
+            lambda: store.get_bytes("x"),
+            lambda: store.get_file("x", tmp_path / "back"),
+            lambda: store.put_bytes(b"two", "x"),
+            lambda: store.put_file(tmp_path / "file", "x"),
+            store.names,
+            lambda: store.remove("x"),
+            lambda: store.read_versioned("x"),
+            lambda: store.write_if("x", b"two", None),
+        )
+        for ask in asked:
+            with pytest.raises(StoreError) as caught:
+                ask()
+            assert "\n" not in str(caught.value)
+            assert store.url in str(caught.value)
+        server.start()
+        assert store.get_bytes("x") == b"one"
+        server.stop()
+
+
+def test_an_address_that_nothing_knows_is_a_mistake_in_the_configuration():
+    with pytest.raises(ConfigError, match=r"syncer\.store"):
+        ObjectStore.open("gopher://hole/prefix")
