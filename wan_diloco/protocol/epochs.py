@@ -55,6 +55,7 @@ def refragment(state: SyncerState, record: Refragmented) -> None:
     begin_epoch(state, record.epoch, DiscardReason.REFRAGMENTED)
     count = len(record.parameters)
     state.ledger.recut(state.parameters, count)
+    state.unit_book.recut(count)
     state.parameters = record.parameters
     state.initial_digests = record.initial_digests
     state.versions = [Version(record.epoch, number) for number in record.counts]

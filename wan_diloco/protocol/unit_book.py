@@ -47,6 +47,11 @@ class UnitBook:
         if not self.last:
             self.last = [{} for _ in range(self.num_fragments)]
 
+    def recut(self, num_fragments: int) -> None:
+        """The parameters are cut into other fragments: work under way is lost, and new work begins behind it."""
+        self.num_fragments = num_fragments
+        self.last = [{} for _ in range(num_fragments)]
+
     def journalled(self, header: ContributionHeader, shard: ShardId) -> None:
         """A contribution is in the journal; a larger one of its key contains the smaller, and isn't a second one."""
         lasts = self.last[header.key.fragment_id]

@@ -126,6 +126,7 @@ class SyncerService:
         self.unevaluated = ""
         self.gave_up = False
         self._deciding: asyncio.Task[None] | None = None
+        self._snapshotting: asyncio.Task[None] | None = None
 
     # ---- for the process -------------------------------------------------------------------------
 
@@ -154,6 +155,7 @@ class SyncerService:
                 self._spawn(self._parts.curve.run())
             self._deciding = group.create_task(self._decide())
             await asyncio.wait({self._deciding})
+            await self._end_snapshot()
             for task in self._tasks:
                 task.cancel()
         self._parts.observer.tick(self._named.traffic())
@@ -187,6 +189,14 @@ class SyncerService:
         if not deciding.done():
             self._give_up("what was under way isn't done yet")
             deciding.cancel()
+
+    async def _end_snapshot(self) -> None:
+        """Have the one that is being written written: given up half way it would be there, and nobody would know."""
+        if self._snapshotting is not None:
+            timeout_s = None if self.finished else _LAST_SNAPSHOT_S
+            _, pending = await asyncio.wait({self._snapshotting}, timeout=timeout_s)
+            if pending:
+                self._give_up("a snapshot isn't written yet")
 
     def _give_up(self, what: str) -> None:
         self.gave_up = True
@@ -411,7 +421,7 @@ class SyncerService:
         if snapshot_due:
             self._next_snapshot_s = now_s + self._parts.snapshot_every_s
             if (capture := self._capture()) is not None:  # between two batches state, tape and store say the same
-                self._spawn(self._write_snapshot(capture))
+                self._snapshotting = self._spawn(self._write_snapshot(capture))
         if curve is not None and on_curve:
             tokens = self._machine.state.ledger.trained.tokens
             elapsed_s = self._parts.observer.to_elapsed_s(now_s)

@@ -128,6 +128,8 @@ def test_failed_cancelled_and_half_open_streams_leave_a_process_as_it_was(tmp_pa
         model={"dim": 256},
         data={"source": f"text:{write_text_corpus(tmp_path / 'text.txt')}"},
         evaluation={"every_steps": 100_000, "tokens": "500"},
+        # The thread that writes them would begin in the midst of it on a slow machine.
+        syncer={"snapshot_every": "1h"},
     )
     (tmp_path / "given.json").write_text(config.resolved_json())
 

@@ -94,7 +94,7 @@ def test_nothing_is_flushed_for_a_merge_but_for_a_life(tmp_path, monkeypatch):
 
     asyncio.run(story())
     durable = {type(effect.record).__name__ for effect in performed if isinstance(effect, Record) and effect.durable}
-    assert durable == {"SyncerStarted", "LearnerAdmitted", "RunStarted"}
+    assert durable == {"SyncerStarted", "ShardsAssigned", "LearnerAdmitted", "RunStarted"}
     assert any("RoundClosed" in names and not flush for names, flush in flushed)
 
 

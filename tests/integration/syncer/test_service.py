@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import shutil
+import threading
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from wan_diloco.protocol.messages import RefusalReason, ResyncRequest, Stop
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import FragmentPublished, TapeRecord
+from wan_diloco.storage import Snapshot
 from wan_diloco.storage.journal import Journal
 from wan_diloco.syncer import journal_keeper, spool
 from wan_diloco.syncer.journal_keeper import KIND_TAPE
@@ -419,3 +421,30 @@ def test_the_run_ends_at_its_last_step_and_the_learners_are_told(tmp_path):
             assert made.service.status()["balance"] == 0
 
     asyncio.run(story())
+
+
+def test_a_snapshot_that_is_being_written_at_the_end_is_not_written_twice(tmp_path, monkeypatch):
+    """Given up half way it would be on the disk, and the last one would be another of the same moment."""
+    written, go_on = [], threading.Event()
+    write = Snapshot.write
+
+    def slow(snapshot, folder, name, *more):
+        assert go_on.wait(30.0)
+        written.append(snapshot.manifest["last_tape"])
+        write(snapshot, folder, name, *more)
+
+    async def story():
+        async with scene(tiny_config(syncer={"snapshot_every": "1h"}), tmp_path) as (made, group):
+            await advance(group, made, 5)
+            monkeypatch.setattr(Snapshot, "write", slow)
+            made.service._next_snapshot_s = 0.0
+            made.service._inbox.wake.set()
+            await until(lambda: made.service._snapshotting is not None)
+            made.service.stop()
+            await until(made.service._deciding.done)
+            go_on.set()
+            await made.task
+
+    asyncio.run(story())
+    assert written
+    assert len(written) == len({tuple(place) for place in written})
