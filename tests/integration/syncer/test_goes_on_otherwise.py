@@ -14,7 +14,7 @@ from wan_diloco.algorithm.fragments import write_fragment
 from wan_diloco.cli.export import export_model
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.protocol.ledger import DiscardReason
-from wan_diloco.protocol.messages import Pull
+from wan_diloco.protocol.messages import Acknowledged, Pull
 from wan_diloco.storage import read_json
 from wan_diloco.syncer.conclusion import conclude
 from wan_diloco.syncer.replay import replay_run
@@ -184,15 +184,17 @@ def test_what_was_journalled_of_a_region_that_is_gone_still_counts(tmp_path: Pat
             await advance(group, made, 4)
             group[0]._answer = silent
             await advance(group, made, 2, settle=False)
-            pools = made.service.state.pool
-            await until(lambda: any(key.learner_id == "west" for pool in pools for key in pool))
+            west, pools = group[1], made.service.state.pool
+
+            def unmerged() -> set[tuple[int, int]]:
+                """What west was told is kept. A pool may hold more, which nobody counts on: it isn't durable yet."""
+                pooled = {(key.fragment_id, key.step_lo) for pool in pools for key in pool if key.learner_id == "west"}
+                told = [message for message in west.heard if isinstance(message, Acknowledged)]
+                return {(one.fragment_id, one.step_hi) for one in told if (one.fragment_id, one.step_lo) in pooled}
+
+            await until(lambda: bool(unmerged()))
+            owed = unmerged()
             await made.crash()
-            owed = {
-                (key.fragment_id, entry.header.step_hi)
-                for pool in pools
-                for key, entry in pool.items()
-                if key.learner_id == "west"
-            }
         async with scene(after, tmp_path, resume=True) as (made, group):
             state = made.service.state
             assert state.listed == (("east", 0),)
@@ -207,7 +209,6 @@ def test_what_was_journalled_of_a_region_that_is_gone_still_counts(tmp_path: Pat
                 for note in update.merged
                 if note.learner_id == "west"
             }
-            assert owed
             assert owed <= merged
             assert not any(key.learner_id == "west" for pool in state.pool for key in pool)
             _balanced(made)
