@@ -38,7 +38,8 @@ def promised(service, effect):
     if isinstance(effect, SendUpdate):
         said.write(json.dumps([int(effect.header.fragment_id), effect.header.to_version.count]) + "\\n")
     if isinstance(effect, SendToLearner) and isinstance(effect.message, Acknowledged):
-        name = service._names.get(effect.session) or service._machine.context.membership.of(effect.session).learner_id
+        membership = service._machine.context.membership
+        name = service._named.learner(effect.session) or membership.of(effect.session).learner_id
         message = effect.message
         said.write(json.dumps([name, int(message.fragment_id), int(message.step_lo), int(message.step_hi)]) + "\\n")
     perform(service, effect)
