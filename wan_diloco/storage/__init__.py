@@ -1,7 +1,7 @@
 """Durable things: atomic files, folder locks, the journal, snapshots.
 
 Whole objects (files, snapshots) are only ever put and read as a whole, and a sealed journal segment
-never changes: so both can live on an object store. What grows or locks needs a local disk.
+never changes: so both can live on an object store, which also has a lock of its own. What grows needs a local disk.
 """
 
 from wan_diloco.storage.atomic import (

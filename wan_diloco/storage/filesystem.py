@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "DISK_FULL",
     "TEMPORARY_SUFFIX",
     "ensure_folder",
     "fsync_folder",
     "fsync_path",
+    "make_folder",
     "temporary_name",
     "translated",
     "usual_mode",
@@ -32,9 +34,11 @@ __all__ = [
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 
+DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Numbers of the errors that free space mends."""
+
 _NUMBERS = itertools.count()
 _BUFFERS_MAX: Final = 1024  # IOV_MAX on Linux
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NOT_OURS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 
 
@@ -52,7 +56,7 @@ def translated(action: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno in _FULL:
+        if exc.errno in DISK_FULL:
             reason = "the disk or the quota is full; free some space"
         else:
             reason = exc.strerror or type(exc).__name__
@@ -66,7 +70,7 @@ def ensure_folder(folder: Path) -> None:
         ConfigError: It can't be created, isn't a folder, or isn't writable.
     """
     try:
-        _make_folder(folder)
+        make_folder(folder)
         # access(2) says yes on some read-only mounts, so a file is really made.
         probe = folder / temporary_name("probe")
         os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
@@ -74,7 +78,7 @@ def ensure_folder(folder: Path) -> None:
     except FileExistsError as exc:
         raise ConfigError("it is a file, and a folder is needed", where=str(folder)) from exc
     except OSError as exc:
-        if exc.errno in _FULL:
+        if exc.errno in DISK_FULL:
             raise StorageError(f"can't write into {folder}: the disk or the quota is full; free some space") from exc
         hint = "choose another folder or change its owner" if exc.errno in _NOT_OURS else ""
         raise ConfigError(
@@ -82,7 +86,12 @@ def ensure_folder(folder: Path) -> None:
         ) from exc
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Create the folder and its parents where missing; durable when this returns.
+
+    Raises:
+        OSError: The system refused.
+    """
     missing: list[Path] = []
     each = folder
     while not each.exists() and each not in missing:

@@ -1,5 +1,7 @@
 """Whole objects under names, on whatever fsspec reaches: there is no rename, and an object is there when its put is.
 
+A folder of this machine is written by ourselves: there an object gets its name when all of it is durable.
+
 What must not happen here: a wait without an end, or an error that isn't ours. fsspec's file systems raise whatever
 their libraries do. fsspec and what it loads take a while to import, and most runs have no store: it is imported where
 a store is opened.
@@ -7,7 +9,8 @@ a store is opened.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import shutil
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -16,7 +19,15 @@ from urllib.parse import urlsplit
 import xxhash
 
 from wan_diloco.errors import ConfigError, StorageError, StoreError
-from wan_diloco.storage.filesystem import fsync_folder, fsync_path
+from wan_diloco.storage.filesystem import (
+    DISK_FULL,
+    TEMPORARY_SUFFIX,
+    fsync_folder,
+    fsync_path,
+    make_folder,
+    temporary_name,
+    translated,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,8 +96,6 @@ class ObjectStore:
         if protocol in _CONDITIONAL:
             limits = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": {"max_attempts": _ATTEMPTS}}
             options |= {"config_kwargs": limits, "client_kwargs": {"endpoint_url": endpoint} if endpoint else {}}
-        elif protocol in _LOCAL:
-            options["auto_mkdir"] = True
         try:
             filesystem, root = url_to_fs(url, **options)
         except ImportError as exc:
@@ -110,9 +119,12 @@ class ObjectStore:
         """
         with self._asked("can't write", name):
             target = self._path(name)
-            self._make_room(target)
-            self._fs.put_file(str(path), target)
-            self._flush(target)
+            if self.folder is None:
+                self._make_room(target)
+                self._fs.put_file(str(path), target)
+            else:
+                with _replaced(Path(target)) as temporary:
+                    shutil.copyfile(path, temporary)
 
     def put_bytes(self, data: bytes, name: str) -> None:
         """Write an object; what was there under this name is replaced.
@@ -122,9 +134,12 @@ class ObjectStore:
         """
         with self._asked("can't write", name):
             target = self._path(name)
-            self._make_room(target)
-            self._fs.pipe_file(target, data)
-            self._flush(target)
+            if self.folder is None:
+                self._make_room(target)
+                self._fs.pipe_file(target, data)
+            else:
+                with _replaced(Path(target)) as temporary:
+                    temporary.write_bytes(data)
 
     def get_file(self, name: str, path: Path) -> bool:
         """Copy an object to a local file.
@@ -134,12 +149,19 @@ class ObjectStore:
 
         Raises:
             StoreError: The store doesn't answer, or refuses.
+            StorageError: The disk that the file is on is full.
         """
         with self._asked("can't read", name):
             try:
                 self._fs.get_file(self._path(name), str(path))
             except FileNotFoundError:
                 return False
+            except OSError as exc:
+                if exc.errno in DISK_FULL:
+                    # No store is full of what is read from it.
+                    with translated("can't write", path):
+                        raise
+                raise
         return True
 
     def get_bytes(self, name: str) -> bytes | None:
@@ -165,7 +187,8 @@ class ObjectStore:
                 found = self._fs.find(self._root)
             except FileNotFoundError:
                 return []
-        return sorted(str(path).removeprefix(self._root).lstrip("/") for path in found)
+        names = (str(path).removeprefix(self._root).lstrip("/") for path in found)
+        return sorted(name for name in names if self.folder is None or not name.endswith(TEMPORARY_SUFFIX))
 
     def remove(self, name: str) -> None:
         """Remove an object; one that isn't there is no error.
@@ -178,6 +201,19 @@ class ObjectStore:
                 self._fs.rm_file(self._path(name))
             except FileNotFoundError:
                 return
+
+    def remove_leftovers(self) -> None:
+        """Remove what writers that were killed left unfinished; only a folder has such.
+
+        Ordering: while the folder's lock is held, so that no writer is at work.
+
+        Raises:
+            StoreError: The folder can't be read or changed.
+        """
+        if self.folder is not None:
+            with self._asked("can't tidy", ""):
+                for path in sorted(self.folder.rglob(f".*{TEMPORARY_SUFFIX}")):
+                    path.unlink()
 
     def read_versioned(self, name: str) -> Versioned | None:
         """A small object and its version; None where there is none.
@@ -246,11 +282,6 @@ class ObjectStore:
         if self._has_folders:
             self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
 
-    def _flush(self, target: str) -> None:
-        if self.folder is not None:
-            fsync_path(Path(target))
-            fsync_folder(Path(target).parent)
-
     @contextmanager
     def _asked(self, action: str, name: str) -> Iterator[None]:
         try:
@@ -260,6 +291,22 @@ class ObjectStore:
         except Exception as exc:
             where = f"{self.url}/{name}" if name else self.url
             raise StoreError(f"{action} {where}: {_words(exc)}") from exc
+
+
+@contextmanager
+def _replaced(target: Path) -> Iterator[Path]:
+    """A name to write a file under, which takes the target's place then: whoever looks sees the old one or the new."""
+    make_folder(target.parent)
+    temporary = target.parent / temporary_name(target.name)
+    try:
+        yield temporary
+        fsync_path(temporary)
+        temporary.replace(target)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(target.parent)
 
 
 def _tag(data: bytes) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from tests.support.store import S3Server, s3_environment
-from wan_diloco.errors import ConfigError, StoreError
+from wan_diloco.errors import ConfigError, StorageError, StoreError
 from wan_diloco.storage import ObjectStore
 
 
@@ -56,6 +59,51 @@ def test_what_was_removed_is_gone(store):
     store.remove("a/x")
     assert store.names() == ["a/y"]
     assert store.get_bytes("a/x") is None
+
+
+def test_a_folder_has_the_old_object_or_the_new_one_whole(tmp_path, monkeypatch):
+    place = tmp_path / "store"
+    store = ObjectStore.open(place.as_uri())
+    store.put_bytes(b"old", "a/lock")
+    (tmp_path / "file").write_bytes(b"new")
+
+    def full(descriptor):
+        seen.append(store.names())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for put in (lambda: store.put_bytes(b"new", "a/lock"), lambda: store.put_file(tmp_path / "file", "a/lock")):
+            with pytest.raises(StoreError, match=r"can't write file://.*/a/lock: .*No space left"):
+                put()
+    # What is being written has no name yet.
+    assert seen == [["a/lock"], ["a/lock"]]
+    assert store.get_bytes("a/lock") == b"old"
+    assert [path.name for path in (place / "a").iterdir()] == ["lock"]
+
+
+def test_what_killed_writers_left_in_a_folder_is_no_object_and_is_removed(tmp_path):
+    store = ObjectStore.open((tmp_path / "store").as_uri())
+    store.put_bytes(b"one", "a/x")
+    left = tmp_path / "store" / "a" / ".y.123.4.tmp"
+    left.write_bytes(b"half")
+    assert store.names() == ["a/x"]
+    store.remove_leftovers()
+    assert not left.exists()
+    assert store.get_bytes("a/x") == b"one"
+
+
+def test_a_disk_that_is_full_while_an_object_is_fetched_is_no_fault_of_the_store(store, tmp_path, monkeypatch):
+    store.put_bytes(b"one", "x")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store._fs, "get_file", full)
+    with pytest.raises(StorageError, match="/back: the disk or the quota is full") as caught:
+        store.get_file("x", tmp_path / "back")
+    assert not isinstance(caught.value, StoreError)
 
 
 def test_only_one_of_two_writers_that_saw_the_same_version_succeeds(store):
