@@ -1,7 +1,8 @@
 """One owner for an object store, by an object that is only ever written on condition.
 
 The object names its owner and counts how often it was renewed. Whoever wants the store watches the count for a while,
-on its own clock: one that rises is alive, and no two machines' clocks are ever compared. A new owner has a higher term.
+on its own clock: one that rises is alive, and no two machines' clocks are ever compared. One that is about to go gives
+the store back, or falls silent, and is waited for a little longer. A new owner has a higher term.
 The one before notices at its next renewal, whose condition fails, and writes nothing any more.
 
 On a store that can't write on condition two who come in the same moment may both believe that they were first.
@@ -29,8 +30,12 @@ __all__ = ["LOCK_NAME", "RENEW_S", "WATCH_S", "LockNote", "ObjectLock"]
 
 LOCK_NAME: Final = "lock.json"
 RENEW_S: Final = 5.0
-# Three renewals may fail, by a store that is slow to answer, before an owner that lives counts as dead.
+# An owner that is silent for so long counts as dead: renewals take less than a second where the store answers. One that
+# the store keeps waiting may live on all the same; then its next write is refused, and it ends.
 WATCH_S: Final = 20.0
+# One that has been told to end has gone after 30 s, or it isn't about to. The last word of one that was killed may have
+# been on its way still when the watch began.
+_PATIENCE_S: Final = 40.0
 
 _LOOK_S: Final = 1.0
 _FORMAT: Final = 1
@@ -72,17 +77,21 @@ class LockNote:
         """What `encode` wrote.
 
         Raises:
-            StoreError: It is something else.
+            ConfigError: It is something else, and will be: no time mends it.
         """
         try:
             value = json.loads(data)
             if value.pop("format") != _FORMAT:
-                raise StoreError(f"{where} is of another format")
+                raise ConfigError("is of another format", where=where, hint="use the version that wrote it")
             note = cls(**value)
             if not all(isinstance(number, int) for number in (note.term, note.epoch, note.counter)):
                 raise TypeError("a number isn't one")
         except (ValueError, TypeError, AttributeError, KeyError) as exc:
-            raise StoreError(f"{where} isn't the lock of a state: {exc}") from exc
+            raise ConfigError(
+                f"isn't the lock of a state: {exc}",
+                where=where,
+                hint="remove it, where no syncer uses this store",
+            ) from exc
         return note
 
     def __str__(self) -> str:
@@ -145,21 +154,29 @@ class ObjectLock:
         """What the object says now; None where there is none.
 
         Raises:
-            StoreError: The store doesn't answer, or the object is something else.
+            ConfigError: The object is something else.
+            StoreError: The store doesn't answer.
         """
         there = self._store.read_versioned(LOCK_NAME)
         return None if there is None else LockNote.decode(there.data, self._where)
 
-    def acquire(self, *, take_over: bool, alone: bool) -> None:
+    def acquire(
+        self, *, take_over: bool, alone: bool, require: Callable[[LockNote | None], object] = lambda _: None
+    ) -> LockNote | None:
         """Become the owner, with a term above all before.
 
         Args:
             take_over: Whether an owner that may be alive is pushed aside without being watched.
             alone: Whether another lock says already that no other process can be the owner now.
+            require: Given what the object says, None where there is none, just before it is taken; raises where it must
+                not be.
+
+        Returns:
+            What the object said before.
 
         Raises:
             StorageLocked: The owner is alive, or another was quicker.
-            ConfigError: The store doesn't do what a lock needs.
+            ConfigError: The store doesn't do what a lock needs, or the object is something else.
             StoreError: It doesn't answer, or refuses.
         """
         # Who pushes another aside may come between two of its renewals, or in the middle of one.
@@ -167,10 +184,11 @@ class ObjectLock:
             there = self._store.read_versioned(LOCK_NAME)
             before = None if there is None else LockNote.decode(there.data, self._where)
             if there is not None and before is not None and not (take_over or alone or self._is_gone(before)):
-                self._watch(there, before)
+                there, before = self._watch(there, before)
+            require(before)
             if self._take(there, before):
                 self._prove()
-                return
+                return before
         raise StorageLocked(f"{self._store.url} was taken by another process in this very moment")
 
     def raise_to(self, *, term: int, epoch: int) -> None:
@@ -211,16 +229,31 @@ class ObjectLock:
         """Whether that owner can't be alive: it said so, or it had the folder that is locked for us on this machine."""
         return note.released or (note.owner == self.owner and note.host == self._note.host)
 
-    def _watch(self, there: Versioned, note: LockNote) -> None:
-        begun_s = self._clock.now_s()
-        while self._clock.now_s() - begun_s < WATCH_S:
+    def _watch(self, there: Versioned, note: LockNote) -> tuple[Versioned | None, LockNote]:
+        """Wait until that owner counts as dead, or goes by itself.
+
+        Returns:
+            What is there then, None when the object was removed; and what it said last.
+
+        Raises:
+            StorageLocked: It goes on.
+        """
+        begun_s = changed_s = self._clock.now_s()
+        while self._clock.now_s() - changed_s < WATCH_S:
             self._pause(_LOOK_S)
             now = self._store.read_versioned(LOCK_NAME)
-            if now is None or now.tag != there.tag:
-                owner = note if now is None else LockNote.decode(now.data, self._where)
-                raise StorageLocked(
-                    f"{self._store.url} is in use by {owner}; stop it, or give --take-over to have it end"
-                )
+            if now is None:
+                return None, note
+            if now.tag != there.tag:
+                there, note = now, LockNote.decode(now.data, self._where)
+                changed_s = self._clock.now_s()
+                if note.released:
+                    break
+                if changed_s - begun_s >= _PATIENCE_S:
+                    raise StorageLocked(
+                        f"{self._store.url} is in use by {note}; stop it, or give --take-over to have it end"
+                    )
+        return there, note
 
     def _take(self, there: Versioned | None, before: LockNote | None) -> bool:
         with self._mutex:
@@ -235,7 +268,9 @@ class ObjectLock:
     def _write(self, note: LockNote) -> None:
         if self.taken_over is not None:
             raise self.taken_over
-        assert self._tag is not None, "the lock isn't held"
+        if self._tag is None:
+            # Whoever is late with something must see it before the store does.
+            raise StoreError(f"{self._where} was given back, and is nobody's")
         note = replace(note, counter=self._note.counter + 1)
         data = note.encode()
         tag = self._store.write_if(LOCK_NAME, data, self._tag)
@@ -243,7 +278,7 @@ class ObjectLock:
             if tag is not None:
                 break
             there = self._store.read_versioned(LOCK_NAME)
-            if there is None or LockNote.decode(there.data, self._where).life != self._note.life:
+            if there is None or self._read_of(there).life != self._note.life:
                 self.taken_over = self._ended(there)
                 raise self.taken_over
             # What we wrote is there although we were told otherwise: an answer got lost, this one or an earlier.
@@ -259,8 +294,15 @@ class ObjectLock:
             return None
         return there.tag
 
+    def _read_of(self, there: Versioned) -> LockNote:
+        """What stands in our place; what makes no sense is no reason for an owner to end."""
+        try:
+            return LockNote.decode(there.data, self._where)
+        except ConfigError as exc:
+            raise StoreError(str(exc)) from exc
+
     def _ended(self, there: Versioned | None) -> StateTakenOver:
-        who = "somebody, who removed its lock" if there is None else str(LockNote.decode(there.data, self._where))
+        who = "somebody, who removed its lock" if there is None else str(self._read_of(there))
         return StateTakenOver(f"{self._store.url} was taken over by {who}: this syncer ends, and ships nothing more")
 
     def _prove(self) -> None:

@@ -39,8 +39,9 @@ _LOG: Final = get_logger(__name__)
 # In the state folder: whose copy the store has, and whether all of it is here.
 _IDENTITY: Final = "store.json"
 _PARTS: Final = ("snapshots", "journal", "shipping")
-# Between two questions to a store that is down.
+# Between two questions to a store that is down, and between two words about it.
 _ASK_S: Final = 5.0
+_SAY_S: Final = 60.0
 # What the last words to a store that doesn't answer may take of a stop.
 _LEAVE_S: Final = 3.0
 
@@ -144,7 +145,13 @@ class StoreLink:
         if self._folder_lock is not None:
             self._folder_lock.acquire()
         self._lock = ObjectLock(self.store, owner or secrets.token_hex(8), self._clock, self._pause)
-        before = self._acquire(self._lock, folder, has_run=has_run, resume=resume)
+        if has_run and not owner:
+            # The folder is whole. It must know its name before the store does: were the process killed in between,
+            # the next one would be taken for another folder's.
+            self._remember(folder, entered=True)
+        before = self._acquire(
+            self._lock, lambda there: self._require_fit(folder, there, has_run=has_run, resume=resume), patient=has_run
+        )
         self._keeping = threading.Thread(target=self._keep, name="store-lock", daemon=True)
         self._keeping.start()
         if has_run:
@@ -174,34 +181,40 @@ class StoreLink:
         self.lock.raise_to(term=term, epoch=epoch)
         self._remember(folder, entered=True)
 
-    def _acquire(self, lock: ObjectLock, folder: Path, *, has_run: bool, resume: bool) -> LockNote | None:
-        """Take the lock, and say what it said before; for a run that goes on a store that is down is waited for."""
-        said = ""
+    def _acquire(
+        self, lock: ObjectLock, require: Callable[[LockNote | None], None], *, patient: bool
+    ) -> LockNote | None:
+        """Take the lock, and say what it said before; who is patient waits for a store that is down."""
+        said, said_s = "", 0.0
         while True:
             try:
-                before = lock.read()
-                self._require_fit(folder, before, has_run=has_run, resume=resume)
-                lock.acquire(take_over=self._take_over, alone=self._folder_lock is not None)
+                if self._folder_lock is not None:
+                    self.store.remove_leftovers()
+                # Before its owner is watched, which takes a while.
+                require(lock.read())
+                return lock.acquire(take_over=self._take_over, alone=self._folder_lock is not None, require=require)
             except StoreError as exc:
-                if not has_run:
+                if not patient:
                     raise
-                if str(exc) != said:
-                    said = str(exc)
+                now_s = self._clock.now_s()
+                if str(exc) != said or now_s - said_s >= _SAY_S:
+                    said, said_s = str(exc), now_s
                     detail = f"{said}; it is asked again, since only it can tell whether the run went on elsewhere"
                     _LOG.warning("store_unreachable", detail=detail)
                 self._pause(_ASK_S)
-            else:
-                return before
 
     def _require_fit(self, folder: Path, before: LockNote | None, *, has_run: bool, resume: bool) -> None:
         if has_run:
             if before is not None and before.owner != self.lock.owner:
+                hint = "set syncer.store to an empty place"
+                # With nothing to fetch a new run would begin in an empty folder.
+                if manifest_names(self.store.names()):
+                    hint = f"move the folder away, and --resume fetches what the store has; or {hint}"
                 raise ConfigError(
                     f"{self.store.url} follows another state than this one: {before} has it, or had it last, so that "
                     "the run may have gone on without what is here",
                     where=str(folder),
-                    hint="move the folder away, and --resume fetches what the store has; or set syncer.store to an "
-                    "empty place",
+                    hint=hint,
                 )
             return
         if any((folder / "journal").glob("*.journal")):

@@ -37,6 +37,8 @@ def _quick(monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(store_link, "RENEW_S", 0.05)
     monkeypatch.setattr(object_lock, "_LOOK_S", 0.05)
+    # One renewal is enough to see that an owner lives.
+    monkeypatch.setattr(object_lock, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(shipping, "_RETRY_FIRST_S", 0.05)
     monkeypatch.setattr(shipping, "_RETRY_MAX_S", 0.2)
 

@@ -64,11 +64,70 @@ def test_the_first_has_it_at_once_and_says_who_it_is(store):
 def test_an_owner_that_renews_is_alive_and_the_second_is_refused(store):
     first = lock_of(store, "one")
     first.acquire(take_over=False, alone=False)
-    second = lock_of(store, "two", Watcher(first.renew))
+    watcher = Watcher(first.renew)
+    second = lock_of(store, "two", watcher)
     with pytest.raises(StorageLocked, match=r"in use by the syncer with pid .*, term 1; .*--take-over"):
         second.acquire(take_over=False, alone=False)
     assert not second.held
+    # Long enough for one that was told to end.
+    assert watcher.clock.now_s() >= 30
     first.renew()
+
+
+@pytest.mark.parametrize("end", ["release", "remove"])
+def test_an_owner_that_ends_while_it_is_watched_is_waited_for(store, end):
+    first = lock_of(store, "one")
+    first.acquire(take_over=False, alone=False)
+    first.raise_to(term=7, epoch=3)
+
+    def meanwhile():
+        # It is still at its last merges, and then gives the store back.
+        if watcher.waits < 20:
+            first.renew()
+        elif watcher.waits == 20:
+            first.release() if end == "release" else store.remove(LOCK_NAME)
+
+    watcher = Watcher(meanwhile)
+    second = lock_of(store, "two", watcher)
+    before = second.acquire(take_over=False, alone=False)
+    assert watcher.waits == 20
+    assert before is not None
+    assert (before.owner, before.term, before.released) == ("one", 7, end == "release")
+    assert (second.term, second.epoch) == (8, 3)
+    second.renew()
+
+
+def test_the_last_word_of_one_that_was_killed_is_no_sign_of_life(store):
+    first = lock_of(store, "one")
+    first.acquire(take_over=False, alone=False)
+    watcher = Watcher(lambda: first.renew() if watcher.waits == 3 else None)
+    second = lock_of(store, "two", watcher)
+    second.acquire(take_over=False, alone=False)
+    assert watcher.clock.now_s() >= 3 + WATCH_S
+    with pytest.raises(StateTakenOver):
+        first.renew()
+
+
+def test_what_is_there_when_the_lock_is_taken_decides_whether_it_may_be(store):
+    first = lock_of(store, "one")
+    first.acquire(take_over=False, alone=False)
+
+    def meanwhile():
+        if watcher.waits == 2:
+            other = lock_of(store, "other")
+            other.acquire(take_over=True, alone=False)
+            other.release()
+
+    def require(there):
+        if there is not None and there.owner != "one":
+            raise ConfigError("it is another's")
+
+    watcher = Watcher(meanwhile)
+    second = lock_of(store, "two", watcher)
+    with pytest.raises(ConfigError, match="another's"):
+        second.acquire(take_over=False, alone=False, require=require)
+    assert not second.held
+    assert second.read().owner == "other"
 
 
 def test_an_owner_that_is_silent_for_long_enough_is_taken_over(store):
@@ -221,11 +280,29 @@ def test_a_lock_that_somebody_removed_is_lost(store):
         lock.renew()
 
 
-def test_an_object_that_is_no_lock_is_not_overwritten(store):
-    store.put_bytes(b'{"format": 1, "anything": "else"}', LOCK_NAME)
-    with pytest.raises(StoreError, match="isn't the lock of a state"):
-        lock_of(store, "one").acquire(take_over=True, alone=True)
-    assert store.get_bytes(LOCK_NAME) == b'{"format": 1, "anything": "else"}'
+@pytest.mark.parametrize("data", [b"", b'{"format": 1, "anything": "else"}', b'{"format": 99}'])
+def test_an_object_that_is_no_lock_is_not_overwritten_and_no_outage(store, data):
+    lock = lock_of(store, "one")
+    lock.acquire(take_over=False, alone=False)
+    store.put_bytes(data, LOCK_NAME)
+    for attempt in (lock_of(store, "two").read, lambda: lock_of(store, "two").acquire(take_over=True, alone=True)):
+        with pytest.raises(ConfigError, match=r"lock\.json: is(n't the lock of a state| of another format)"):
+            attempt()
+    assert store.get_bytes(LOCK_NAME) == data
+    # An owner isn't taken over by it, and says what is wrong.
+    with pytest.raises(StoreError, match=r"lock\.json: is"):
+        lock.renew()
+    assert lock.held
+
+
+def test_what_comes_late_finds_the_lock_given_back(store):
+    lock = lock_of(store, "one")
+    lock.acquire(take_over=False, alone=False)
+    lock.release()
+    before = store.get_bytes(LOCK_NAME)
+    with pytest.raises(StoreError, match="was given back"):
+        lock.renew()
+    assert store.get_bytes(LOCK_NAME) == before
 
 
 def test_a_note_comes_back_as_it_was():
