@@ -48,7 +48,6 @@ class Manifest:
     Attributes:
         term: Of the writer.
         number: Counts the writer's manifests.
-        epoch: Of the state.
         owner: Of the state folder that the files are from.
         snapshot: Its name in `snapshots/`.
         files: The snapshot's files, and the journal's segments from the oldest that it needs on.
@@ -56,7 +55,6 @@ class Manifest:
 
     term: int
     number: int
-    epoch: int
     owner: str
     snapshot: str
     files: tuple[ShippedFile, ...]

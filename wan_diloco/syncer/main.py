@@ -61,7 +61,9 @@ from wan_diloco.units import GlobalStep, LearnerId
 __all__ = ["build_service", "run_syncer"]
 
 _GRACE_S: Final = 2.0
-# For the last snapshot's way to the store, where merges and the snapshot have left that much of a stop.
+# Between two looks whether a signal asks a run that has ended not to wait for its store.
+_LOOK_S: Final = 0.5
+# For the last snapshot's way to the store, where merges and the snapshot have left that much of a stop by signal.
 _SHIP_LAST_S: Final = 10.0
 # What a stop takes after that: the store is given back, and all is closed.
 _SPARE_S: Final = 5.0
@@ -384,7 +386,7 @@ async def _serve(
 def _shipper(config: RunConfig, folder: Path, restored: Restored, link: StoreLink) -> Shipper:
     shipper = Shipper(link, folder, restored.journal, keep_journal=config.syncer.journal_retention == "all")
     # A run that has just begun can be lost like any other.
-    shipper.offer(restored.snapshot, restored.journal.segments[0], restored.state.epoch)
+    shipper.offer(restored.snapshot, restored.journal.segments[0])
     return shipper
 
 
@@ -412,8 +414,16 @@ async def _run_shipped(service: SyncerService, shipper: Shipper) -> None:
 
 
 def _ship_last(shipper: Shipper, ending: Ending) -> None:
-    if not shipper.finish(ending.left_s(_SHIP_LAST_S, spare_s=_SPARE_S)):
-        _LOG.warning("store_behind", detail="what the store has isn't the newest state: keep the run's folder")
+    """Bring the newest snapshot to the store; as long as nobody has asked for the end, however long it takes."""
+    is_there = shipper.finish(0.0)
+    while shipper.shipping and ending.received is None:
+        is_there = shipper.finish(_LOOK_S)
+    if shipper.shipping:
+        is_there = shipper.finish(ending.left_s(_SHIP_LAST_S, spare_s=_SPARE_S))
+    if not is_there:
+        reason = shipper.trouble or "there was no time for it"
+        detail = "what the store has isn't the newest state: keep the run's folder"
+        _LOG.warning("store_behind", detail=detail, reason=reason)
 
 
 def _cause(group: BaseExceptionGroup) -> BaseException:

@@ -41,13 +41,11 @@ class _Offer:
 
     Attributes:
         snapshot: Its name.
-        epoch: Of the state in it.
         paths: All files that a restart needs, in the order in which they are shipped.
         room: Where those of them are staged that weren't shipped before.
     """
 
     snapshot: str
-    epoch: int
     paths: tuple[str, ...]
     room: Path
 
@@ -107,7 +105,7 @@ class Shipper:
         self._thread = threading.Thread(target=self._run, name="shipping", daemon=True)
         self._thread.start()
 
-    def offer(self, snapshot: str, floor: int, epoch: int) -> None:
+    def offer(self, snapshot: str, floor: int) -> None:
         """Have a snapshot shipped, and what a restart from it needs of the journal.
 
         Thread: any, one at a time. Before anything of it is removed.
@@ -115,12 +113,11 @@ class Shipper:
         Args:
             snapshot: Its name; it is durable.
             floor: The oldest segment that it needs.
-            epoch: Of the state in it.
         """
         with self._changed:
             self._offered = snapshot
         try:
-            offer = self._stage(snapshot, 0 if self._keep_journal else floor, epoch)
+            offer = self._stage(snapshot, 0 if self._keep_journal else floor)
         except StorageError as exc:
             shutil.rmtree(self._staging / snapshot, ignore_errors=True)
             self._failed("stage", str(exc))
@@ -133,7 +130,7 @@ class Shipper:
             self._discard(stale)
 
     def finish(self, timeout_s: float) -> bool:
-        """Ship what waits, if the store takes it in that time; then no more.
+        """Ship what waits, if the store takes it in that time; then no more. May be called again, to wait longer.
 
         Returns:
             Whether the newest that was offered is in the store.
@@ -147,6 +144,20 @@ class Shipper:
                 return False
         with self._changed:
             return self._newest == self._offered
+
+    @property
+    def shipping(self) -> bool:
+        """Whether it may still get further: at a stop it ends when all is there, or at the first refusal."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong now, in one sentence; "" when nothing is.
+
+        Thread: any.
+        """
+        with self._changed:
+            return "; ".join(self._troubles.values())
 
     def status(self) -> dict[str, object]:
         """How shipping stands.
@@ -163,7 +174,7 @@ class Shipper:
 
     # ---- staging ---------------------------------------------------------------------------------
 
-    def _stage(self, snapshot: str, floor: int, epoch: int) -> _Offer:
+    def _stage(self, snapshot: str, floor: int) -> _Offer:
         self._journal.seal()
         if len(self._journal.segments) == 1:
             # Without a journal a snapshot is taken for the rest of a damaged state, also at the very beginning.
@@ -179,7 +190,7 @@ class Shipper:
                 (room / path).parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileExistsError):
                     os.link(self._folder / path, room / path)
-        return _Offer(snapshot=snapshot, epoch=epoch, paths=tuple(paths), room=room)
+        return _Offer(snapshot=snapshot, paths=tuple(paths), room=room)
 
     def _discard(self, offer: _Offer) -> None:
         # What can't be removed now is at the next start.
@@ -244,7 +255,6 @@ class Shipper:
         manifest = Manifest(
             term=self._link.lock.term,
             number=self._number,
-            epoch=offer.epoch,
             owner=self._link.lock.owner,
             snapshot=offer.snapshot,
             files=tuple(files),

@@ -56,8 +56,8 @@ class SnapshotKeeper:
         sequence: Number of the newest snapshot that is there.
         floor: The oldest segment that it needs.
         keep_journal: Whether nothing of the journal is ever dropped.
-        ship: Told of each snapshot that is durable, the oldest segment that it needs, and its epoch, before anything
-            is removed; None where there is no store.
+        ship: Told of each snapshot that is durable, and the oldest segment that it needs, before anything is removed;
+            None where there is no store.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SnapshotKeeper:
         sequence: int,
         floor: int,
         keep_journal: bool,
-        ship: Callable[[str, int, int], None] | None = None,
+        ship: Callable[[str, int], None] | None = None,
     ) -> None:
         """Begin after a snapshot that exists."""
         self._folder = folder
@@ -120,7 +120,7 @@ class SnapshotKeeper:
             # used again, and the next restart would skip what stands there.
             await in_executor(self._workers.journal, self._keeper.check)
             floors = deque([*self._floors, capture.floor], maxlen=_KEPT)
-            await in_executor(self._workers.files, lambda: self._write(name, capture, min(floors)))
+            problem = await in_executor(self._workers.files, lambda: self._write(name, capture, min(floors)))
         except (StorageError, ConfigError) as exc:
             return f"no snapshot could be written: {exc}"
         finally:
@@ -128,9 +128,9 @@ class SnapshotKeeper:
             capture.hold.end()
         self._covered = capture.last_tape
         self._floors = floors
-        return ""
+        return problem
 
-    def _write(self, name: str, capture: Capture, floor: int) -> None:
+    def _write(self, name: str, capture: Capture, floor: int) -> str:
         tensors = snapshot_tensors(tuple(capture.hold.values.values()))
         capture.hold.values = {}
 
@@ -143,10 +143,14 @@ class SnapshotKeeper:
         Snapshot(tensors=tensors, manifest=capture.manifest).write(self._folder, name, written)
         self._written.append(name)
         if self._ship is not None:
-            self._ship(name, capture.floor, capture.manifest["state"]["epoch"])
-        keep_last(self._folder, _KEPT, self._written)
-        if not self._keep_journal:
-            self._keeper.drop_before(floor)
+            self._ship(name, capture.floor)
+        try:
+            keep_last(self._folder, _KEPT, self._written)
+            if not self._keep_journal:
+                self._keeper.drop_before(floor)
+        except (StorageError, ConfigError) as exc:
+            return f"what the newest snapshot makes superfluous stays until the next: {exc}"
+        return ""
 
 
 def newest_sequence(folder: Path) -> int:

@@ -22,7 +22,6 @@ MANIFESTS = st.builds(
     Manifest,
     term=NUMBERS,
     number=NUMBERS,
-    epoch=NUMBERS,
     owner=st.text(max_size=20),
     snapshot=st.text(max_size=20),
     files=st.lists(FILES, max_size=3).map(tuple),
@@ -55,7 +54,7 @@ def test_a_manifest_that_was_cut_short_is_refused(manifest, data):
 
 
 def test_a_manifest_under_anothers_name_is_refused():
-    manifest = Manifest(term=1, number=2, epoch=0, owner="a", snapshot="state-1", files=())
+    manifest = Manifest(term=1, number=2, owner="a", snapshot="state-1", files=())
     with pytest.raises(CheckpointError, match="holds the manifest"):
         Manifest.decode(manifest.encode(), manifest_name(1, 3))
 

@@ -112,7 +112,7 @@ def test_a_folder_that_is_behind_is_told_to_fetch_only_where_there_is_something(
     other.enter(tmp_path / "other", has_run=True, resume=True)
     other.leave()
     if has_shipped:
-        manifest = Manifest(term=1, number=1, epoch=0, owner=other.lock.owner, snapshot="state-0", files=())
+        manifest = Manifest(term=1, number=1, owner=other.lock.owner, snapshot="state-0", files=())
         store.put_bytes(manifest.encode(), manifest.object_name)
         assert manifests(store) == [manifest]
     with pytest.raises(ConfigError, match=r"follows another state.*set syncer\.store to an empty place") as caught:
