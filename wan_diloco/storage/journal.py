@@ -200,7 +200,8 @@ class Journal(JournalReader):
                 if len(self._segments) == 1 or oldest >= segment:
                     return dropped
             with translated("can't remove old segments in", self._folder):
-                self._path(oldest).unlink()
+                # Or somebody took it away: who needed it has missed it already.
+                self._path(oldest).unlink(missing_ok=True)
                 # One at a time, so that a power cut never leaves a hole in the middle.
                 fsync_folder(self._folder)
             with self._lock:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["JournalReader", "find_segments", "unbroken"]
 
+# Errors that say that what was there is no more, and what a person is told.
+_LOST: Final = {errno.EIO: "the disk doesn't give it back any more", errno.ENOENT: "its file is gone"}
 _NAME: Final = re.compile(r"([0-9]{10,})\.journal")
 
 
@@ -207,20 +209,21 @@ class JournalReader:
         duplicate, that stays good when the journal closes its own.
         """
         path = self._path(ref.segment)
-        with self._lock, translated("can't read", path):
-            if ref.segment not in self._segments:
-                raise JournalError(f"the journal in {self._folder} has no segment {ref.segment}")
-            own, end = self._to_read(ref.segment)
-            descriptor = os.dup(own)
         try:
-            with translated("can't read", path):
-                yield descriptor, end
+            with self._lock, translated("can't read", path):
+                if ref.segment not in self._segments:
+                    raise JournalError(f"the journal in {self._folder} has no segment {ref.segment}")
+                own, end = self._to_read(ref.segment)
+                descriptor = os.dup(own)
+            try:
+                with translated("can't read", path):
+                    yield descriptor, end
+            finally:
+                os.close(descriptor)
         except StorageError as exc:
-            if isinstance(exc.__cause__, OSError) and exc.__cause__.errno == errno.EIO:
-                raise damage(ref.segment, ref.offset, "the disk doesn't give it back any more") from exc
+            if isinstance(exc.__cause__, OSError) and (lost := _LOST.get(exc.__cause__.errno or 0)):
+                raise damage(ref.segment, ref.offset, lost) from exc
             raise
-        finally:
-            os.close(descriptor)
 
     def _to_read(self, segment: int) -> tuple[int, int]:
         """A segment's descriptor, and where its last record ends."""

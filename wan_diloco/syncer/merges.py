@@ -96,8 +96,10 @@ class Merges:
             ref = await self._keeper.append(KIND_PUBLICATION, meta, parts)
         except (StorageError, RemoteProtocolError) as exc:
             await in_executor(self._workers.journal, self._keeper.check)
-            # Looked at a second time: what can be read then was not damaged.
-            lost = await self._unreadable(effect) if isinstance(exc, JournalError) else ()
+            # Looked at a second time: what can be read then was not damaged. What is made has all of them in it, and
+            # only its publication is tried again.
+            is_made = effect.round_id in self._made
+            lost = await self._unreadable(effect) if isinstance(exc, JournalError) and not is_made else ()
             failed = MergeFailed(round_id=effect.round_id, reason=str(exc))
             self._emit(ContributionsUnreadable(round_id=effect.round_id, keys=lost) if lost else failed)
             return

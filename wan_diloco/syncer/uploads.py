@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from wan_diloco.algorithm.codec import PayloadSizes
-from wan_diloco.errors import DecodeError, NonFiniteError
+from wan_diloco.errors import DecodeError, JournalError, NonFiniteError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import SessionId, SyncerEvent, UploadFailed, UploadStored
 from wan_diloco.protocol.messages import ContributionHeader, RefusalReason
@@ -87,7 +87,7 @@ async def store_upload(
         emit: Takes `UploadStored` or `UploadFailed`.
 
     Raises:
-        StorageError: The journal has lost track of what is durable, or is damaged; the process must end.
+        StorageError: The journal has lost track of what is durable; the process must end.
     """
     chunks, row = spool.chunks, spool.row
     sizes = PayloadSizes(codes_bytes=header.codes_bytes, scales_bytes=header.scales_bytes)
@@ -119,6 +119,9 @@ def _inspected(
         return RefusalReason.NO_STEPS, f"{header.tokens} tokens in {header.steps} steps have no weight"
     try:
         return maths.inspect(header.key.fragment_id, payload)
+    except JournalError as exc:
+        # Nobody counts on it yet: it is sent again.
+        return RefusalReason.BAD_CHECKSUM, f"what came can't be read back: {exc}"
     except NonFiniteError as exc:
         return RefusalReason.NON_FINITE, exc.detail
     except DecodeError as exc:

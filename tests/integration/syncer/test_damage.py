@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.support.syncer import close, open_tiny, tiny_config
-from tests.support.syncer_scene import advance, learners, scene, syncer, until
-from wan_diloco.errors import EXIT_CONFIG, StateDamaged
+from tests.support.syncer_scene import WAIT_S, advance, learners, scene, syncer, until
+from wan_diloco.errors import EXIT_CONFIG, JournalError, StateDamaged
 from wan_diloco.protocol.tape import FragmentPublished, MergeEntry, RoundClosed
 from wan_diloco.storage import Journal, JournalRef
 from wan_diloco.syncer import spool
-from wan_diloco.syncer.journal_keeper import KIND_TAPE, parse_ref
+from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, KIND_TAPE, JournalKeeper, parse_ref
 from wan_diloco.syncer.payloads import StoredPayload
 from wan_diloco.transport.memory import MemoryNetwork
 
@@ -108,6 +108,82 @@ def test_bytes_that_rot_before_their_merge_are_missed_and_the_run_goes_on(tmp_pa
     restored = open_tiny(tmp_path / "state", config, resume=True)
     assert_same(before, values(restored))
     close(restored)
+
+
+def test_a_segment_that_is_taken_away_from_a_live_syncer_is_missed_and_the_run_goes_on(tmp_path):
+    config = tiny_config(syncer={"snapshot_every": "10ms"})
+    gone: list[Path] = []
+
+    async def story():
+        async with scene(config, tmp_path) as (made, group):
+            merges, journal = made.service._merges, made.restored.journal
+            compute = merges._compute
+
+            def without_a_file(effect, value, chunk_bytes):
+                if not gone:
+                    journal.seal()
+                    segment = parse_ref(effect.entries[0].ref).segment
+                    gone.append(tmp_path / "state" / "journal" / f"{segment:010d}.journal")
+                    gone[0].unlink()
+                return compute(effect, value, chunk_bytes)
+
+            merges._compute = without_a_file
+            async with asyncio.timeout(WAIT_S):
+                # It is dropped like any other, as soon as snapshots need it no more.
+                while min(made.versions) < 2 or journal.segments[0] <= int(gone[0].stem):
+                    for learner in group:
+                        learner.step()
+                    await asyncio.sleep(0.01)
+            await until(lambda: made.at_rest)
+            assert "snapshot" not in made.service.status()["reasons"]
+            assert made.service.status()["balance"] == 0
+            await made.crash()
+            return values(made.restored)
+
+    before = asyncio.run(story())
+    lines = (tmp_path / "tape.jsonl").read_text().splitlines()
+    assert "ContributionsLost" in {json.loads(line)["type"] for line in lines}
+    restored = open_tiny(tmp_path / "state", config, resume=True)
+    assert_same(before, values(restored))
+    close(restored)
+
+
+def test_what_was_merged_is_published_whatever_befalls_its_parts_before_that(tmp_path, monkeypatch):
+    """The value has all contributions in it: to declare one of them lost would have it merged again."""
+    broken: list[MergeEntry] = []
+    config = tiny_config()
+
+    async def story():
+        async with scene(config, tmp_path) as (made, group):
+            merges, append = made.service._merges, JournalKeeper.append
+            make = merges._make
+
+            async def made_of(effect):
+                merged = await make(effect)
+                if not broken:
+                    broken.append(effect.entries[0])
+                    spoil(tmp_path / "state", parse_ref(effect.entries[0].ref))
+                return merged
+
+            refused = []
+
+            async def refusing(keeper, kind, meta, parts, **options):
+                if kind == KIND_PUBLICATION and not refused:
+                    refused.append(kind)
+                    raise JournalError("the disk is strange today")
+                return await append(keeper, kind, meta, parts, **options)
+
+            merges._make = made_of
+            monkeypatch.setattr(JournalKeeper, "append", refusing)
+            await advance(group, made, 9, settle=False)
+            await until(lambda: min(made.versions) >= 1 and made.at_rest)
+            assert refused
+            assert made.service.status()["balance"] == 0
+            await made.crash()
+
+    asyncio.run(story())
+    tape = [record["type"] for _, record in _tape(tmp_path / "state")]
+    assert "ContributionsLost" not in tape
 
 
 def test_a_learner_that_lags_gets_the_value_when_a_publication_can_not_be_read(tmp_path):

@@ -215,6 +215,17 @@ def test_a_place_that_the_disk_does_not_give_back_is_damage(tmp_path: Path, monk
         assert journal.read(ref).meta == b"x"
 
 
+def test_a_segment_whose_file_is_gone_is_damage_and_is_dropped_like_any_other(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, segment_bytes=100) as journal:
+        refs = [journal.append(index, b"m" * 60) for index in range(4)]
+        segment_file(tmp_path, 2).unlink()
+        with pytest.raises(JournalError, match=f"segment 2 at offset {refs[1].offset}: its file is gone"):
+            journal.read(refs[1])
+        assert journal.read(refs[0]).meta == journal.read(refs[2]).meta
+        assert journal.drop_segments_before(4) == [1, 2, 3]
+        assert journal.read(refs[3]).kind == 3
+
+
 def test_what_a_disk_left_behind_the_last_record_is_no_part_of_a_sealed_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.syncer import close, contribution, maths_of, open_tiny, small_delta, tiny_config
 from wan_diloco.algorithm.codec import Payload
-from wan_diloco.errors import CheckpointError, JournalError, NonFiniteError
+from wan_diloco.errors import CheckpointError, JournalError, NonFiniteError, StorageError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol.tape import MergeEntry, RunStarted
 from wan_diloco.storage import load_snapshot, tensor_file
@@ -210,6 +210,47 @@ def test_a_snapshot_that_is_written_slowly_has_nothing_of_a_later_merge_in_it(tm
         now = snapshot_tensors(store.values())
         assert [name for name in expected if not torch.equal(now[name], expected[name])], "they did go on"
         workers.shutdown()
+
+    asyncio.run(scenario())
+    close(restored)
+
+
+def test_a_snapshot_behind_which_nothing_can_be_removed_is_one_all_the_same(tmp_path, monkeypatch):
+    config = tiny_config()
+    restored = open_tiny(tmp_path / "state", config)
+    shipped = []
+
+    def refuses(*_):
+        raise StorageError("it can't be removed")
+
+    async def scenario() -> None:
+        workers = Workers.inline()
+        keeper = JournalKeeper(restored.journal, workers, TapeMirror(tmp_path / "tape.jsonl"), None, lambda _: None)
+        folder = tmp_path / "state" / "snapshots"
+        snapshots = SnapshotKeeper(
+            folder,
+            config.agreement(),
+            keeper,
+            workers,
+            sequence=0,
+            floor=1,
+            keep_journal=False,
+            ship=lambda name, _: shipped.append(name),
+        )
+        for number in (1, 2):
+            await keeper.record([RunStarted(present=(), absent=())], durable=True)
+            capture = snapshots.capture(restored.state, restored.store)
+            assert capture is not None
+            with monkeypatch.context() as patch:
+                if number == 1:
+                    patch.setattr("wan_diloco.syncer.snapshots.keep_last", refuses)
+                problem = await snapshots.write(capture)
+            assert load_snapshot(folder, f"state-{number}").manifest == capture.manifest
+            # It is known to be there: nothing happened since.
+            assert snapshots.capture(restored.state, restored.store) is None
+            assert ("superfluous" in problem, "written" in problem) == (number == 1, False)
+        assert shipped == ["state-1", "state-2"]
+        assert sorted(path.name for path in folder.iterdir()) == shipped
 
     asyncio.run(scenario())
     close(restored)

@@ -38,8 +38,8 @@ class Parts:
         self.keeper = JournalKeeper(self.journal, self.workers, mirror, None, lambda _: None)
         self.events = []
 
-    async def send(self, header, codes, scales, chunk_bytes=CHUNK_BYTES_DEFAULT):
-        """Bring the bytes into a spool, and store it."""
+    async def send(self, header, codes, scales, chunk_bytes=CHUNK_BYTES_DEFAULT, befalls=lambda: None):
+        """Bring the bytes into a spool, have something befall them there, and store it."""
         complete = []
         header = dataclasses.replace(header, codes_bytes=codes.size, scales_bytes=scales.size)
         spool = Spool(header, self.keeper, self.workers, lambda *all_of_it: complete.append(all_of_it), pytest.fail)
@@ -47,6 +47,7 @@ class Parts:
             await spool.put(message)
         spool.complete(None, header, 77)
         ((_, _, _, wire_bytes),) = complete
+        befalls()
         await store_upload(
             session=SessionId(1),
             header=header,
@@ -105,6 +106,33 @@ def test_a_bad_one_is_refused_whole_and_never_a_contribution(parts, header, code
     assert event.reason is reason
     assert KIND_CONTRIBUTION not in {head.kind for _, head in parts.journal.records()}
     assert parts.keeper.floor(["9:9:9"]) == 9, "its chunks are garbage"
+
+
+@pytest.mark.parametrize("how", ["rotten", "gone"])
+def test_what_can_not_be_read_back_is_refused_and_may_come_again(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(spool, "_WHOLE_BYTES_MAX", 0)
+    parts = Parts(tmp_path)
+    segment = tmp_path / "journal" / "0000000001.journal"
+
+    def befalls():
+        if how == "rotten":
+            data = bytearray(segment.read_bytes())
+            data[-1] ^= 0x40
+            segment.write_bytes(data)
+        else:
+            parts.journal.seal()
+            segment.unlink()
+
+    async def story():
+        event = await parts.send(HEADER, GOOD.codes, GOOD.scales, chunk_bytes=1000, befalls=befalls)
+        assert isinstance(event, UploadFailed)
+        assert event.reason is RefusalReason.BAD_CHECKSUM
+        assert "can't be read back" in event.detail
+        assert parts.keeper.floor(["9:9:9"]) == 9
+        assert isinstance(await parts.send(HEADER, GOOD.codes, GOOD.scales), UploadStored)
+
+    asyncio.run(story())
+    parts.keeper.close()
 
 
 def test_an_offer_waits_for_the_word_and_a_newer_one_ends_the_older():
