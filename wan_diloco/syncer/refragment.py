@@ -80,23 +80,24 @@ def recut(
         values: One a fragment of `before`.
         versions: Of the fragments of `after`.
     """
-    assert before.tensors == after.tensors, "the same model, cut otherwise"
-
-    def cut(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        tensors = {spec.name: torch.empty(spec.shape, dtype=torch.float32) for spec in before.tensors}
-        for fragment, part_N in zip(before.fragments, parts, strict=True):
-            write_fragment(fragment, tensors, part_N)
-        return [read_fragment(fragment, tensors) for fragment in after.fragments]
-
-    exact = cut([value.exact_N for value in values])
-    published = cut([value.published_N for value in values])
-    momentum = cut([value.momentum_N for value in values])
+    exact = _cut(before, after, [value.exact_N for value in values])
+    published = _cut(before, after, [value.published_N for value in values])
+    momentum = _cut(before, after, [value.momentum_N for value in values])
     return tuple(
         FragmentValue(
             version=version, digest=digest(published_N), exact_N=exact_N, published_N=published_N, momentum_N=momentum_N
         )
         for version, exact_N, published_N, momentum_N in zip(versions, exact, published, momentum, strict=True)
     )
+
+
+def _cut(before: Layout, after: Layout, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One part of the values, such as the momentum, in other fragments."""
+    assert before.tensors == after.tensors, "the same model, cut otherwise"
+    tensors = {spec.name: torch.empty(spec.shape, dtype=torch.float32) for spec in before.tensors}
+    for fragment, part_N in zip(before.fragments, parts, strict=True):
+        write_fragment(fragment, tensors, part_N)
+    return [read_fragment(fragment, tensors) for fragment in after.fragments]
 
 
 def plan_cut(
@@ -132,14 +133,15 @@ def plan_cut(
     epoch = Epoch(state.epoch + 1)
     fragments = [FragmentId(index) for index in range(after.num_fragments)]
     counts = tuple(schedule.rounds_due(fragment_id, state.global_step) for fragment_id in fragments)
-    cut = recut(before, after, values, [Version(epoch, count) for count in counts])
+    # Only these are on the tape; the rest is cut when the record is replayed, which takes room for a model.
+    published = _cut(before, after, [value.published_N for value in values])
     return Refragmented(
         fragments_before=there,
         fragments=cutting.fragments,
         epoch=epoch,
         parameters=tuple(fragment.numel for fragment in after.fragments),
         initial_digests=_digests(after, initial),
-        digests=tuple(value.digest for value in cut),
+        digests=tuple(map(digest, published)),
         counts=counts,
         due_steps=tuple(schedule.last_due_step(fragment_id, state.global_step) for fragment_id in fragments),
     )

@@ -200,11 +200,7 @@ def _open_state(
         restored = (
             _begin(folder, lock, journal, maths, initial, keep_updates, agreement)
             if latest is None
-            else _take_up(latest, lock, journal, cutting, initial, folder)
-        )
-        # Of those that are gone since long only the tape and the state know.
-        check_shards(
-            json.loads(dict(agreement)["regions"]), {str(name): shard for name, shard in restored.state.shards.items()}
+            else _take_up(latest, lock, journal, cutting, initial, agreement, folder)
         )
         if link is not None:
             restored = _settle(folder, restored, link)
@@ -268,6 +264,7 @@ def _take_up(
     journal: Journal,
     cutting: Cutting,
     initial: Callable[[], Mapping[str, torch.Tensor]],
+    agreement: tuple[tuple[str, str], ...],
     folder: Path,
 ) -> Restored:
     there = fragments_of(latest.snapshot.manifest)
@@ -301,7 +298,10 @@ def _take_up(
         last_tape = ref
         there = record.fragments if isinstance(record, Refragmented) else there
     cutting.require_allowed(there, folder)
+    # Of those that are gone since long only the tape and the state know.
+    check_shards(json.loads(dict(agreement)["regions"]), {str(name): shard for name, shard in state.shards.items()})
     if there != cutting.fragments:
+        # Last: a start that is refused must change nothing.
         record = plan_cut(cutting, there, state, store.values(), initial())
         last_tape = journal.append(KIND_TAPE, serial.dumps(record))
         journal.sync()

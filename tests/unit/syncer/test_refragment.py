@@ -205,8 +205,14 @@ def test_a_shard_is_its_owners_also_when_that_is_gone_for_long(tmp_path):
     close(restored)
     tree = config.model_dump(mode="json", by_alias=True)
     regions = [{"name": "east"}, {"name": "west"}]
-    with pytest.raises(ConfigError, match=r"regions\.south\.shard: is 2, which is north's for good"):
-        open_tiny(tmp_path, parse_config({**tree, "regions": [*regions, {"name": "south"}]}), resume=True)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for fragments in (2, 3):
+        sync = {**tree["sync"], "fragments": fragments}
+        wrong = parse_config({**tree, "sync": sync, "regions": [*regions, {"name": "south"}]})
+        with pytest.raises(ConfigError, match=r"regions\.south\.shard: is 2, which is north's for good"):
+            open_tiny(tmp_path, wrong, resume=True, refragment=True)
+        # A start that is refused cuts nothing anew.
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     for name, shard in (("south", 3), ("north", 2)):
         other = parse_config({**tree, "regions": [*regions, {"name": name, "shard": shard}]})
         close(open_tiny(tmp_path, other, resume=True))
