@@ -277,6 +277,12 @@ class Learner:
                 )
             )
             return
+        with contextlib.suppress(TransportError):  # refused while it was still writing, perhaps: it is asked again
+            await self.contribute(index, self.versions[index], round_id=pull.round_id, attempt=pull.attempt)
+
+    async def contribute(self, index: FragmentId, base: Version, *, round_id: int = 0, attempt: int = 1) -> None:
+        """Send what was done since the last install, as if that had been of `base`."""
+        low, high = self.lows[index], self.local_step
         seed = int.from_bytes(hashlib.blake2b(f"{self.name} {index} {low}".encode(), digest_size=4).digest(), "big")
         payload = self.spoil(small_delta(self.maths, index, seed))
         header = contribution(
@@ -285,14 +291,13 @@ class Learner:
             index,
             step_lo=low,
             step_hi=high,
-            base=self.versions[index],
-            round_id=pull.round_id,
-            attempt=pull.attempt,
+            base=base,
+            round_id=round_id,
+            attempt=attempt,
             incarnation=self.incarnation,
             units_before=self.units_before,
         )
-        with contextlib.suppress(TransportError):  # refused while it was still writing, perhaps: it is asked again
-            await self._connection.upload(header, pack(payload.codes, payload.scales), 0.0)
+        await self._connection.upload(header, pack(payload.codes, payload.scales), 0.0)
 
     async def _receive(self) -> None:
         async for header, buffers in self._connection.updates():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 import torch
 
-from tests.support.syncer import tiny_config
+from tests.support.syncer import BATCH_TOKENS, tiny_config
 from tests.support.syncer_scene import WAIT_S, advance, learners, scene, syncer, until
+from wan_diloco.errors import TransportError
 from wan_diloco.protocol import syncer_rounds
 from wan_diloco.protocol.events import Record
+from wan_diloco.protocol.ledger import DiscardReason
+from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.storage import Journal
 from wan_diloco.syncer.journal_keeper import JournalKeeper
 from wan_diloco.syncer.service import SyncerService
@@ -59,18 +63,40 @@ def test_work_on_a_version_of_the_epoch_before_is_refused_and_its_sender_resynce
         async with scene(CONFIG, tmp_path) as (made, group):
             await advance(group, made, 9)
             await made.crash()
-        return group
+        return group, [list(one.versions) for one in group]
 
-    async def second(before):
+    async def second(before, bases):
         async with (
             MemoryNetwork() as network,
             syncer(network, CONFIG, tmp_path, resume=True) as made,
             learners(CONFIG, network.connection, before) as group,
         ):
             await until(lambda: all(min(one.resyncs) > 0 for one in group))
-            assert all(one.versions == made.service.state.versions for one in group)
+            state = made.service.state
+            assert all(one.versions == state.versions for one in group)
+            east, index = group[0], FragmentId(0)
+            resynced = list(east.resyncs)
+            east.step()
+            await until(lambda: made.service._machine.context.membership.members["east"].local_step == east.local_step)
+            lost = _lost_tokens(state, index)
+            # As if the resync had not reached it yet.
+            assert bases[0][index].epoch == 0
+            with contextlib.suppress(TransportError):  # refused while it was still writing
+                await east.contribute(index, bases[0][index])
+            await until(lambda: bool(east.refusals()))
+            (refusal,) = east.refusals()
+            assert (refusal.reason, refusal.fragment_id) == (RefusalReason.FOREIGN_EPOCH, index)
+            await until(lambda: east.resyncs[index] > resynced[index])
+            await until(lambda: _lost_tokens(state, index) == lost + BATCH_TOKENS)
+            assert not state.pool[index]
+            assert made.service.status()["balance"] == 0
 
-    asyncio.run(second(asyncio.run(first())))
+    asyncio.run(second(*asyncio.run(first())))
+
+
+def _lost_tokens(state, fragment_id):
+    discarded = state.ledger.discarded[fragment_id]
+    return discarded[DiscardReason.SYNCER_LOST].tokens if DiscardReason.SYNCER_LOST in discarded else 0
 
 
 def test_nothing_is_flushed_for_a_merge_but_for_a_life(tmp_path, monkeypatch):
