@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -74,3 +75,10 @@ def damage(store: ObjectStore, name: str) -> None:
     data = bytearray(store.get_bytes(name) or b"")
     data[len(data) // 2] ^= 1
     store.put_bytes(bytes(data), name)
+
+
+async def until_there(condition: Callable[[], bool], wait_s: float) -> None:
+    """Until something is so in the store, which is asked from another thread: the syncer's loop goes on meanwhile."""
+    async with asyncio.timeout(wait_s):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 -- nobody says so
+            await asyncio.sleep(0.05)

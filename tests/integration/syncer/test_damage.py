@@ -12,6 +12,7 @@ import torch
 
 from tests.support.syncer import close, open_tiny, tiny_config
 from tests.support.syncer_scene import WAIT_S, advance, learners, scene, syncer, until
+from tests.support.values import values_of
 from wan_diloco.errors import EXIT_CONFIG, JournalError, StateDamaged
 from wan_diloco.protocol.tape import FragmentPublished, MergeEntry, RoundClosed
 from wan_diloco.storage import Journal, JournalRef
@@ -37,26 +38,12 @@ def spoil(folder: Path, ref: JournalRef, at: int = -1) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-def values(restored_or_made) -> list[tuple]:
-    """Bits and versions of all fragments."""
-    return [
-        (value.version, value.digest, value.exact_N.clone(), value.momentum_N.clone())
-        for value in restored_or_made.store.values()
-    ]
-
-
-def assert_same(left, right) -> None:
-    for one, other in zip(left, right, strict=True):
-        assert one[:2] == other[:2]
-        assert all(torch.equal(a, b) for a, b in zip(one[2:], other[2:], strict=True))
-
-
 def _crashed(folder: Path, config, steps: int = 9) -> list[tuple]:
     async def story():
         async with scene(config, folder) as (made, group):
             await advance(group, made, steps)
             await made.crash()
-            return values(made.restored)
+            return values_of(made.restored.store)
 
     return asyncio.run(story())
 
@@ -94,7 +81,7 @@ def test_bytes_that_rot_before_their_merge_are_missed_and_the_run_goes_on(tmp_pa
             status = made.service.status()
             assert status["balance"] == 0
             await made.crash()
-            return values(made.restored)
+            return values_of(made.restored.store)
 
     before = asyncio.run(story())
     assert {entry.header.key.learner_id for entry in broken} == set(spoilt)
@@ -106,7 +93,7 @@ def test_bytes_that_rot_before_their_merge_are_missed_and_the_run_goes_on(tmp_pa
     events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert any(line["kind"] == "event" and line["name"] == "contributions_lost" for line in events)
     restored = open_tiny(tmp_path / "state", config, resume=True)
-    assert_same(before, values(restored))
+    assert before == values_of(restored.store)
     close(restored)
 
 
@@ -138,13 +125,13 @@ def test_a_segment_that_is_taken_away_from_a_live_syncer_is_missed_and_the_run_g
             assert "snapshot" not in made.service.status()["reasons"]
             assert made.service.status()["balance"] == 0
             await made.crash()
-            return values(made.restored)
+            return values_of(made.restored.store)
 
     before = asyncio.run(story())
     lines = (tmp_path / "tape.jsonl").read_text().splitlines()
     assert "ContributionsLost" in {json.loads(line)["type"] for line in lines}
     restored = open_tiny(tmp_path / "state", config, resume=True)
-    assert_same(before, values(restored))
+    assert before == values_of(restored.store)
     close(restored)
 
 
@@ -220,7 +207,7 @@ def test_a_snapshot_that_is_damaged_is_passed_over_and_the_one_before_gives_the_
             await advance(group, made, 40)
             await until(lambda: made.restored.journal.segments[0] > 1)
             await made.crash()
-            return values(made.restored)
+            return values_of(made.restored.store)
 
     before = asyncio.run(story())
     folder = tmp_path / "state"
@@ -236,7 +223,7 @@ def test_a_snapshot_that_is_damaged_is_passed_over_and_the_one_before_gives_the_
             data[len(data) // 2] ^= 0x10
             path.write_bytes(data)
         restored = open_tiny(tmp_path / damage, config, resume=True)
-        assert_same(before, values(restored))
+        assert before == values_of(restored.store)
         notes = " ".join(restored.notes)
         assert f"snapshot {newer.name} was passed over" in notes
         assert f"snapshot {older.name} is taken instead" in notes
@@ -249,7 +236,7 @@ def test_damage_before_what_a_restart_needs_is_no_reason_to_refuse(tmp_path):
 
     async def drained():
         async with MemoryNetwork() as network, syncer(network, config, tmp_path, resume=True) as made:
-            return values(made.restored)
+            return values_of(made.restored.store)
 
     before = asyncio.run(drained())
     folder = tmp_path / "state"
@@ -260,7 +247,7 @@ def test_damage_before_what_a_restart_needs_is_no_reason_to_refuse(tmp_path):
     spoil(folder, closed[0])
     spoil(folder, tape[3][0])
     restored = open_tiny(folder, config, resume=True)
-    assert_same(before, values(restored))
+    assert before == values_of(restored.store)
     assert sum("the journal is damaged in segment 1" in note for note in restored.notes) == 2
     close(restored)
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.syncer import maths_of, tiny_config
 from tests.support.syncer_scene import Learner, Syncer, advance, learners, scene, syncer, until
-from wan_diloco.algorithm.fragments import write_fragment
+from tests.support.values import bits_by_tensor
 from wan_diloco.cli.export import export_model
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.protocol.ledger import DiscardReason
@@ -23,7 +23,6 @@ from wan_diloco.telemetry.records import RoundRecord
 from wan_diloco.transport.memory import MemoryNetwork
 from wan_diloco.units import FragmentId
 
-PARTS = ("exact_N", "published_N", "momentum_N")
 KEPT = {"journal_retention": "all", "snapshot_every": "1h"}
 
 
@@ -35,15 +34,7 @@ def _with_regions(config: RunConfig, *names: str, **tables: Any) -> RunConfig:
 
 
 def _tensors(made: Syncer, config: RunConfig) -> dict[str, dict[str, bytes]]:
-    """Each part of the values, by tensor."""
-    layout, values = maths_of(config).layout, made.restored.store.values()
-    result = {}
-    for part in PARTS:
-        tensors = {spec.name: torch.empty(spec.shape) for spec in layout.tensors}
-        for fragment, value in zip(layout.fragments, values, strict=True):
-            write_fragment(fragment, tensors, getattr(value, part))
-        result[part] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-    return result
+    return bits_by_tensor(maths_of(config).layout, made.restored.store.values())
 
 
 async def _caught_up(made: Syncer, group: list[Learner]) -> None:

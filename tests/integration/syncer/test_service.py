@@ -13,6 +13,7 @@ import torch
 
 from tests.support.syncer import close, open_tiny, tiny_config
 from tests.support.syncer_scene import Learner, advance, learners, scene, syncer, until
+from tests.support.values import values_of
 from wan_diloco.algorithm.codec import Payload
 from wan_diloco.errors import StorageError
 from wan_diloco.protocol import serial
@@ -34,19 +35,6 @@ from wan_diloco.units import FragmentId, LearnerId
 def _quick(monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(journal_keeper, "_RETRY_FIRST_S", 0.01)
-
-
-def _tensors(store):
-    return [
-        (value.version, value.digest, value.exact_N.clone(), value.published_N.clone(), value.momentum_N.clone())
-        for value in store.values()
-    ]
-
-
-def _assert_same(left, right):
-    for one, other in zip(left, right, strict=True):
-        assert one[:2] == other[:2]
-        assert all(torch.equal(a, b) for a, b in zip(one[2:], other[2:], strict=True))
 
 
 def _lines(path):
@@ -92,11 +80,11 @@ def test_a_killed_syncer_comes_back_to_the_same_bits_and_goes_on(tmp_path, monke
         async with scene(config, tmp_path) as (made, group):
             await advance(group, made, 9)
             await made.crash()
-        return _tensors(made.restored.store), made.service.state
+        return values_of(made.restored.store), made.service.state
 
     async def second(before, state):
         async with MemoryNetwork() as network, syncer(network, config, tmp_path, resume=True) as made:
-            _assert_same(before, _tensors(made.restored.store))
+            assert before == values_of(made.restored.store)
             assert made.service.state.versions == state.versions
             assert made.service.state.units == state.units
             old = made.versions
@@ -130,12 +118,12 @@ def test_a_drained_syncer_leaves_a_snapshot_with_everything_in_it(tmp_path, one_
             if one_is_due:
                 made.service._next_snapshot_s = 0.0
             await made.stop()
-            return _tensors(made.restored.store)
+            return values_of(made.restored.store)
 
     before = asyncio.run(first())
     assert max(value[0].count for value in before) >= 1
     restored = open_tiny(tmp_path / "state", config, resume=True)
-    _assert_same(before, _tensors(restored.store))
+    assert before == values_of(restored.store)
     assert restored.tape == ()
     close(restored)
 
@@ -150,7 +138,7 @@ def test_wherever_the_journal_is_cut_the_state_before_the_cut_comes_back(tmp_pat
         async with scene(config, tmp_path / "run") as (made, group):
             await advance(group, made, 5)
             await made.crash()
-            return _tensors(made.restored.store)
+            return values_of(made.restored.store)
 
     (tmp_path / "run").mkdir()
     at_end = asyncio.run(first())
@@ -172,7 +160,7 @@ def test_wherever_the_journal_is_cut_the_state_before_the_cut_comes_back(tmp_pat
             assert [value.digest for value in restored.store.values()] == restored.state.digests
             assert sum(map(abs, (restored.state.ledger.totals(restored.state.parameters).balance,))) == 0
             if end == records[-1][0].offset + records[-1][0].length:
-                _assert_same(at_end, _tensors(restored.store))
+                assert at_end == values_of(restored.store)
             close(restored)
             shutil.rmtree(tmp_path / "cut")
         published = expected
@@ -278,14 +266,14 @@ def test_a_merge_whose_publication_does_not_fit_is_published_later_and_merged_on
             disks[0].full = False
             await until(lambda: max(made.versions) >= 1 and made.at_rest)
             assert made.service.status()["balance"] == 0
-            return _tensors(made.restored.store)
+            return values_of(made.restored.store)
 
     after = asyncio.run(story())
     # The journal's contributions, merged once by a replay from the very beginning, give these values.
     shutil.rmtree(max((tmp_path / "state" / "snapshots").iterdir()))
     restored = open_tiny(tmp_path / "state", tiny_config(), resume=True)
     assert restored.tape
-    _assert_same(after, _tensors(restored.store))
+    assert after == values_of(restored.store)
     close(restored)
 
 
@@ -402,12 +390,12 @@ def test_snapshots_drop_the_journal_that_nothing_needs(tmp_path, monkeypatch):
             await advance(group, made, 40)
             await until(lambda: made.restored.journal.segments[0] > 1)
             await made.crash()
-            return _tensors(made.restored.store)
+            return values_of(made.restored.store)
 
     before = asyncio.run(story())
     assert len(list((tmp_path / "state" / "snapshots").glob("state-*"))) == 2
     restored = open_tiny(tmp_path / "state", config, resume=True)
-    _assert_same(before, _tensors(restored.store))
+    assert before == values_of(restored.store)
     close(restored)
 
 

@@ -9,10 +9,10 @@ import shutil
 import pytest
 import torch
 
-from tests.support.store import S3Server, damage, manifests, s3_environment
+from tests.support.store import S3Server, damage, manifests, s3_environment, until_there
 from tests.support.syncer import close, maths_of, open_tiny, tiny_config
 from tests.support.syncer_scene import WAIT_S, advance, learners, scene, syncer, until
-from wan_diloco.algorithm.fragments import write_fragment
+from tests.support.values import bits_by_tensor, bits_of
 from wan_diloco.clock import SystemClock
 from wan_diloco.errors import ConfigError, StateDamaged, StateTakenOver, StorageLocked
 from wan_diloco.protocol.syncer_machine import SyncerMachine
@@ -57,33 +57,13 @@ def _store(config) -> ObjectStore:
     return ObjectStore.open(settings.store, settings.store_endpoint, unlocked=settings.store_unlocked)
 
 
-def _bits(store):
-    return [
-        (value.digest, value.exact_N.clone(), value.published_N.clone(), value.momentum_N.clone())
-        for value in store.values()
-    ]
-
-
-def _assert_same(left, right):
-    for one, other in zip(left, right, strict=True):
-        assert one[0] == other[0]
-        assert all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
-
-
-async def _until_there(condition):
-    """Until something is so in the store, which is asked from another thread: the syncer's loop goes on meanwhile."""
-    async with asyncio.timeout(WAIT_S):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 -- nobody says so
-            await asyncio.sleep(0.05)
-
-
 async def _train_and_stop(config, folder, steps: int = 9):
     """Train, stop, and say what there was at the end; all of it is in the store."""
     async with scene(config, folder, link=_link(config)) as (made, group):
         await advance(group, made, steps)
-        await _until_there(lambda: bool(manifests(_store(config))))
+        await until_there(lambda: bool(manifests(_store(config))), WAIT_S)
         await made.stop()
-        bits, versions = _bits(made.restored.store), made.versions
+        bits, versions = bits_of(made.restored.store), made.versions
     assert made.shipped
     assert min(versions) >= 2
     return bits, versions
@@ -92,7 +72,7 @@ async def _train_and_stop(config, folder, steps: int = 9):
 async def _go_on(config, folder, bits, versions, *, epoch: int):
     """Take the run up in an empty folder, see that it is the same, and train on."""
     async with MemoryNetwork() as network, syncer(network, config, folder, resume=True, link=_link(config)) as made:
-        _assert_same(bits, _bits(made.restored.store))
+        assert bits == bits_of(made.restored.store)
         assert made.versions == versions
         await until(lambda: {version.epoch for version in made.service.state.versions} == {epoch})
         async with learners(config, network.connection) as group:
@@ -104,7 +84,7 @@ async def _go_on(config, folder, bits, versions, *, epoch: int):
         assert made.service.status()["balance"] == 0
         assert made.service.state.epoch == epoch
         await made.stop()
-        return _bits(made.restored.store), made.versions
+        return bits_of(made.restored.store), made.versions
 
 
 @pytest.mark.parametrize("kind", ["s3", "file", "memory"])
@@ -123,7 +103,7 @@ def test_what_was_under_way_when_the_machine_died_is_lost_and_the_ledger_says_so
     async def first():
         async with scene(config, tmp_path / "one", link=_link(config)) as (made, group):
             await advance(group, made, 7)
-            await _until_there(lambda: any(max(_counts(found)) > 0 for found in _published(_store(config))))
+            await until_there(lambda: any(max(_counts(found)) > 0 for found in _published(_store(config))), WAIT_S)
             await made.crash()
 
     asyncio.run(first())
@@ -192,7 +172,7 @@ def test_what_is_damaged_is_passed_over_for_the_manifest_before(tmp_path, s3, wh
         assert store.get_file(file.name, path)
     expected = open_tiny(tmp_path / "by hand" / "state", config, resume=True)
     restored = open_tiny(tmp_path / "two" / "state", config, resume=True, link=(link := _link(config)))
-    _assert_same(_bits(expected.store), _bits(restored.store))
+    assert bits_of(expected.store) == bits_of(restored.store)
     assert any("passed over" in note for note in restored.notes)
     assert any(before.object_name in note for note in restored.notes)
     link.leave()
@@ -231,11 +211,11 @@ def test_a_store_that_is_down_costs_the_run_nothing_and_gets_everything_later(tm
                 await until(lambda: "store" not in made.service.status()["reasons"])
                 await made.stop()
             assert made.shipped
-            return _bits(made.restored.store)
+            return bits_of(made.restored.store)
 
         bits = asyncio.run(story())
         restored = open_tiny(tmp_path / "two" / "state", config, resume=True, link=(link := _link(config)))
-        _assert_same(bits, _bits(restored.store))
+        assert bits == bits_of(restored.store)
         link.leave()
         close(restored)
         server.stop()
@@ -252,7 +232,7 @@ def test_of_two_syncers_one_has_the_store_and_who_is_pushed_aside_writes_nothing
     async def story():
         async with scene(config, tmp_path / "one", link=_link(config)) as (made, group):
             await advance(group, made, 3)
-            await _until_there(lambda: bool(manifests(store)))
+            await until_there(lambda: bool(manifests(store)), WAIT_S)
             second = _link(config)
             with pytest.raises(StorageLocked, match="in use by the syncer with pid"):
                 await asyncio.to_thread(open_tiny, tmp_path / "two" / "state", config, resume=True, link=second)
@@ -341,13 +321,13 @@ def test_a_restart_finds_the_epoch_that_began_behind_what_was_fetched(tmp_path, 
                 await until(lambda: all(v.epoch == 1 for one in group for v in one.versions))
                 await advance(group, made, 6)
             await made.crash()
-            return _bits(made.restored.store), made.service.state.versions
+            return bits_of(made.restored.store), made.service.state.versions
 
     bits, versions = asyncio.run(second())
     # The only snapshot is the one that was fetched, and the epoch's beginning is on the tape behind it.
     restored = open_tiny(tmp_path / "two" / "state", config, resume=True)
     assert len(list((tmp_path / "two" / "state" / "snapshots").iterdir())) == 1
-    _assert_same(bits, _bits(restored.store))
+    assert bits == bits_of(restored.store)
     assert restored.state.versions == versions
     assert restored.state.epoch == 1
     assert restored.state.ledger.totals((1, 1)).balance == 0
@@ -381,7 +361,7 @@ def test_a_run_may_get_a_store_later(tmp_path, s3):
         async with scene(plain, tmp_path / "one") as (made, group):
             await advance(group, made, 5)
             await made.stop()
-            return _bits(made.restored.store), made.versions
+            return bits_of(made.restored.store), made.versions
 
     async def second(config):
         async with MemoryNetwork() as network:
@@ -395,17 +375,6 @@ def test_a_run_may_get_a_store_later(tmp_path, s3):
     asyncio.run(_go_on(config, tmp_path / "two", bits, versions, epoch=1))
 
 
-def _by_tensor(config, store) -> list[dict[str, bytes]]:
-    """Exact values, published values and momentum, whichever fragments they are in."""
-    layout, values, parts = maths_of(config).layout, store.values(), []
-    for part in ("exact_N", "published_N", "momentum_N"):
-        tensors = {spec.name: torch.empty(spec.shape) for spec in layout.tensors}
-        for fragment, value in zip(layout.fragments, values, strict=True):
-            write_fragment(fragment, tensors, getattr(value, part))
-        parts.append({name: tensor.numpy().tobytes() for name, tensor in tensors.items()})
-    return parts
-
-
 def test_another_machine_may_cut_the_values_anew_and_a_third_goes_on_with_the_cut(tmp_path, s3):
     place = s3.new_place()
     before = _config(s3, place)
@@ -416,9 +385,9 @@ def test_another_machine_may_cut_the_values_anew_and_a_third_goes_on_with_the_cu
     async def first():
         async with scene(before, tmp_path / "one", link=_link(before)) as (made, group):
             await advance(group, made, 9)
-            await _until_there(lambda: bool(manifests(store)))
+            await until_there(lambda: bool(manifests(store)), WAIT_S)
             await made.stop()
-            bits = _by_tensor(before, made.restored.store)
+            bits = bits_by_tensor(maths_of(before).layout, made.restored.store.values())
         assert made.shipped
         return bits
 
@@ -427,7 +396,7 @@ def test_another_machine_may_cut_the_values_anew_and_a_third_goes_on_with_the_cu
         async with MemoryNetwork() as network:
             link = _link(after)
             async with syncer(network, after, tmp_path / "two", resume=True, refragment=True, link=link) as made:
-                assert _by_tensor(after, made.restored.store) == bits
+                assert bits_by_tensor(maths_of(after).layout, made.restored.store.values()) == bits
                 await until(lambda: made.service.state.term == 2)
                 state = made.service.state
                 # The store names the epoch that really begins, and what was fetched is as it was.
@@ -441,7 +410,7 @@ def test_another_machine_may_cut_the_values_anew_and_a_third_goes_on_with_the_cu
                     assert made.service.status()["balance"] == 0
                 await made.stop()
             assert made.shipped
-            return _bits(made.restored.store), made.versions
+            return bits_of(made.restored.store), made.versions
 
     bits, versions = asyncio.run(second(asyncio.run(first())))
     asyncio.run(_go_on(after, tmp_path / "three", bits, versions, epoch=3))
@@ -453,7 +422,7 @@ def test_learners_that_live_on_are_brought_to_what_was_shipped_whatever_they_wer
     async def first():
         async with scene(config, tmp_path / "one", link=_link(config)) as (made, group):
             await advance(group, made, 7)
-            await _until_there(lambda: any(max(_counts(found)) > 0 for found in _published(_store(config))))
+            await until_there(lambda: any(max(_counts(found)) > 0 for found in _published(_store(config))), WAIT_S)
             await made.crash()
             return group
 

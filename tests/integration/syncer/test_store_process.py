@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.support.sources import REPOSITORY
-from tests.support.store import S3Server, manifests, s3_environment
+from tests.support.store import S3Server, manifests, s3_environment, until_there
 from tests.support.syncer import tiny_config
 from tests.support.syncer_scene import learners
 from tests.support.text import write_text_corpus
@@ -77,12 +77,6 @@ def _config(tmp_path, s3: S3Server, steps: int):
     return config, ObjectStore.open(config.syncer.store, config.syncer.store_endpoint)
 
 
-async def _until_there(condition) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 -- nobody says so
-            await asyncio.sleep(0.05)
-
-
 async def _train(address: str, group, until_step: int) -> None:
     """Take steps until the syncer has come so far, or has gone."""
     async with asyncio.timeout(WAIT_S):
@@ -110,7 +104,7 @@ def test_a_machine_dies_with_its_disk_and_another_ends_the_run(tmp_path, s3):
             address = await process.address()
             async with learners(config, lambda _: grpc_connection(address)) as group:
                 await _train(address, group, 6)
-                await _until_there(lambda: len(manifests(store)) == 2)
+                await until_there(lambda: len(manifests(store)) == 2, WAIT_S)
             process.popen.kill()
             process.popen.wait()
         shutil.rmtree(tmp_path / "one")
@@ -135,7 +129,7 @@ def test_who_is_pushed_aside_ends_with_77_and_says_by_whom(tmp_path, s3):
     async def story():
         async with _process(config, tmp_path / "one") as first:
             await first.address()
-            await _until_there(lambda: bool(manifests(store)))
+            await until_there(lambda: bool(manifests(store)), WAIT_S)
             async with _process(config, tmp_path / "two", "--resume", "--take-over") as second:
                 await second.address()
                 assert await first.exit_code() == 77, first.log.read_text()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.syncer import close, maths_of, open_tiny, tiny_config
+from tests.support.values import PARTS, bits_by_tensor
 from wan_diloco.algorithm.fragments import write_fragment
 from wan_diloco.algorithm.layout import Layout, MergeRule, TensorSpec, build_layout
 from wan_diloco.algorithm.publication import digest
@@ -25,7 +26,6 @@ from wan_diloco.syncer.refragment import plan_cut, recut
 from wan_diloco.syncer.restore import Restored
 from wan_diloco.units import Epoch, Incarnation, LearnerId, LocalStep, Version
 
-PARTS = ("exact_N", "published_N", "momentum_N")
 TWO, THREE = tiny_config(), tiny_config(sync={"fragments": 3})
 
 specs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40), st.booleans()), min_size=1, max_size=6).map(
@@ -55,14 +55,6 @@ def values_of(layout: Layout, seed: int) -> tuple[FragmentValue, ...]:
     return tuple(values)
 
 
-def whole(layout: Layout, values: tuple[FragmentValue, ...] | list[FragmentValue], part: str) -> dict[str, bytes]:
-    """Each tensor's bytes."""
-    tensors = {spec.name: torch.empty(spec.shape) for spec in layout.tensors}
-    for fragment, value in zip(layout.fragments, values, strict=True):
-        write_fragment(fragment, tensors, getattr(value, part))
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-
-
 @settings(deadline=None)
 @given(specs, st.integers(1, 8), st.integers(1, 8), st.sampled_from(MergeRule), st.integers(0, 2**31))
 def test_every_element_keeps_its_bits(
@@ -75,8 +67,7 @@ def test_every_element_keeps_its_bits(
     cut = recut(before, after, values, versions)
     assert [value.version for value in cut] == versions
     assert all(value.digest == digest(value.published_N) for value in cut)
-    for part in PARTS:
-        assert whole(after, cut, part) == whole(before, values, part)
+    assert bits_by_tensor(after, cut) == bits_by_tensor(before, values)
     again = recut(after, before, cut, [value.version for value in values])
     for left, right in zip(again, values, strict=True):
         for part in PARTS:
@@ -102,7 +93,7 @@ def begun(folder: Path, config=TWO) -> dict[str, dict[str, bytes]]:
         )
     values = restored.store.values()
     close(restored)
-    return {part: whole(maths_of(config).layout, values, part) for part in PARTS}
+    return bits_by_tensor(maths_of(config).layout, values)
 
 
 def test_a_changed_number_is_refused_by_a_word_that_helps_and_nothing_changes(tmp_path):
@@ -117,8 +108,7 @@ def test_the_run_goes_on_in_other_fragments(tmp_path):
     tensors = begun(tmp_path)
     restored = open_tiny(tmp_path, THREE, resume=True, refragment=True)
     layout, state = maths_of(THREE).layout, restored.state
-    for part in PARTS:
-        assert whole(layout, restored.store.values(), part) == tensors[part]
+    assert bits_by_tensor(layout, restored.store.values()) == tensors
     assert state.versions == [value.version for value in restored.store.values()]
     assert {version.epoch for version in state.versions} == {1}
     assert state.digests == [value.digest for value in restored.store.values()]
@@ -133,8 +123,7 @@ def test_the_run_goes_on_in_other_fragments(tmp_path):
         again = open_tiny(tmp_path, THREE, resume=True, refragment=refragment)
         assert again.state.epoch == 1
         assert sum(isinstance(record, Refragmented) for record in again.tape) == 1
-        for part in PARTS:
-            assert whole(layout, again.store.values(), part) == tensors[part]
+        assert bits_by_tensor(layout, again.store.values()) == tensors
         close(again)
 
 
@@ -144,8 +133,7 @@ def test_it_can_be_cut_again_and_back(tmp_path):
         close(open_tiny(tmp_path, config, resume=True, refragment=True))
     restored = open_tiny(tmp_path, TWO, resume=True)
     assert restored.state.epoch == 3
-    for part in PARTS:
-        assert whole(maths_of(TWO).layout, restored.store.values(), part) == tensors[part]
+    assert bits_by_tensor(maths_of(TWO).layout, restored.store.values()) == tensors
     assert restored.state.ledger.totals(restored.state.parameters).balance == 0
     close(restored)
 
