@@ -94,6 +94,7 @@ class StoreLink:
         self._folder_lock = None if store.folder is None else FolderLock(store.folder, "syncer")
         self._lock: ObjectLock | None = None
         self._keeping: threading.Thread | None = None
+        self._watching = False
         # The name of a folder that was never whole.
         self._earlier = ""
         self._leaving = threading.Event()
@@ -144,7 +145,7 @@ class StoreLink:
         owner = _owner(folder) if has_run else self._earlier
         if self._folder_lock is not None:
             self._folder_lock.acquire()
-        self._lock = ObjectLock(self.store, owner or secrets.token_hex(8), self._clock, self._pause)
+        self._lock = ObjectLock(self.store, owner or secrets.token_hex(8), self._clock, self._watch)
         if has_run and not owner:
             # The folder is whole. It must know its name before the store does: were the process killed in between,
             # the next one would be taken for another folder's.
@@ -202,6 +203,14 @@ class StoreLink:
                     detail = f"{said}; it is asked again, since only it can tell whether the run went on elsewhere"
                     _LOG.warning("store_unreachable", detail=detail)
                 self._pause(_ASK_S)
+
+    def _watch(self, pause_s: float) -> None:
+        """Pause between two looks at another owner."""
+        if not self._watching:
+            self._watching = True
+            detail = f"another syncer has {self.store.url}, or was killed: whether it lives is seen within a minute"
+            _LOG.info("store_watched", detail=detail)
+        self._pause(pause_s)
 
     def _require_fit(self, folder: Path, before: LockNote | None, *, has_run: bool, resume: bool) -> None:
         if has_run:

@@ -148,6 +148,23 @@ def test_who_waits_for_a_store_says_so_again_and_again(tmp_path, monkeypatch):
     link.leave()
 
 
+def test_who_watches_another_owner_says_so_once(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("wan_diloco.syncer.store_link._LOG.info", lambda event, **_: said.append(event))
+    store = ObjectStore.open(_place(), unlocked=True)
+    first = _link(store)
+    first.enter(tmp_path / "one", has_run=False, resume=True)
+    assert said == []
+    waiting = Waiting()
+    # Its thread is slower than this clock: it is silent, as far as anybody can see.
+    second = _link(store, waiting)
+    second.enter(tmp_path / "two", has_run=False, resume=True)
+    assert waiting.waits > 1
+    assert said == ["store_watched"]
+    second.leave()
+    first.leave()
+
+
 def test_a_folder_that_serves_as_a_store_is_tidied_when_it_is_entered(tmp_path):
     store = ObjectStore.open((tmp_path / "store").as_uri())
     store.put_bytes(b"one", "manifests/x")
