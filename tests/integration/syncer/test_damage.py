@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.syncer import close, open_tiny, tiny_config
+from tests.support.syncer import BATCH_TOKENS, close, open_tiny, tiny_config
 from tests.support.syncer_scene import WAIT_S, advance, learners, scene, syncer, until
 from tests.support.values import values_of
 from wan_diloco.errors import EXIT_CONFIG, JournalError, StateDamaged
@@ -98,7 +98,8 @@ def test_bytes_that_rot_before_their_merge_are_missed_and_the_run_goes_on(tmp_pa
 
 
 def test_a_segment_that_is_taken_away_from_a_live_syncer_is_missed_and_the_run_goes_on(tmp_path):
-    config = tiny_config(syncer={"snapshot_every": "10ms"})
+    # Longer than anybody trains here, however slow the machine merges meanwhile.
+    config = tiny_config(run={"tokens": BATCH_TOKENS * 2 * 100_000}, syncer={"snapshot_every": "10ms"})
     gone: list[Path] = []
 
     async def story():
