@@ -114,6 +114,8 @@ def test_a_machine_dies_with_its_disk_and_another_ends_the_run(tmp_path, s3):
             status = await fetch_status(address, 5.0)
             assert (status["term"], status["epoch"]) == (2, 1)
             async with learners(config, lambda _: grpc_connection(address)) as group:
+                # A step before that would be overwritten, and the first round wait for others that nobody takes.
+                await until_there(lambda: all(v.epoch == 1 for one in group for v in one.versions), WAIT_S)
                 await _train(address, group, 16)
                 assert await process.exit_code() == 0, process.log.read_text()
 
