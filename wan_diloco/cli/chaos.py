@@ -230,6 +230,7 @@ def _conclude(scene: Scene, folder: Path, disk: str, without: Mapping[str, str])
         seed=scene.schedule.seed,
         regions=[region.name for region in scene.config.regions],
         quorum=scene.config.sync.quorum,
+        install=scene.config.sync.install,
         befallen=scene.befallen,
         seen=scene.seen,
         audit=audit_tape(tape.read_bytes().splitlines() if tape.exists() else ()),
