@@ -49,6 +49,23 @@ def test_a_missed_bar_is_told(table: Any, program: str, key: str, good: float, b
     assert table.figures_table(missed).count("(missed)") == 1
 
 
+@pytest.mark.parametrize(
+    ("program", "key", "bar"),
+    [
+        ("chaos", "longest_standstill_s", 15.0),
+        ("kill_one", "round_closed_after_s", 2.0),
+        ("slow_regions", "periods_between_merges", 3.0),
+    ],
+)
+def test_a_bound_on_the_worst_is_missed_by_the_worst(table: Any, program: str, key: str, bar: float) -> None:
+    found = {program: figures(key, bar / 2)}
+    assert table.misses(found) == []
+    found[program][f"{key}_max"] = bar + 1
+    (miss,) = table.misses(found)
+    assert f"{key} is {bar + 1:.3g}, and should be <= {bar:g}, the worst" in miss
+    assert table.figures_table(found).count("(missed)") == 1
+
+
 def test_what_was_not_measured_is_said_to_be_so(table: Any) -> None:
     text = table.figures_table({})
     assert text.count("not measured") == len(table.ROWS)
