@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from wan_diloco.cli.keeper import Condition, ProcessSpec, last_line, message_of
+from wan_diloco.cli.launch import _accompanied
 from wan_diloco.cli.lives import RestartPolicy
 from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
 from wan_diloco.clock import SystemClock
@@ -132,6 +133,24 @@ def test_the_syncers_end_is_the_end_and_learners_may_finish_by_themselves(stage:
     assert (stage.folder / "r0.finished").exists()
     assert (stage.folder / "r1.finished").exists()
     assert stage.said == []
+
+
+def test_what_fails_beside_a_run_ends_it_in_order(stage: Stage) -> None:
+    ready = "(folder / f'{name}.ready').touch()\n"
+    supervisor = stage.supervisor(LISTEN + ready + LINGER, [ready + LINGER] * 2)
+
+    async def beside(_: Supervisor) -> None:
+        await until(lambda: all((stage.folder / f"{name}.ready").exists() for name in ("syncer", "r0", "r1")))
+        raise ValueError("no such thing")
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_accompanied(supervisor, beside))
+            return await supervisor.run()
+
+    outcome = asyncio.run(asyncio.wait_for(scene(), 60))
+    assert outcome == Outcome(exit_code=70, problem="internal error beside the run: ValueError: no such thing")
+    assert all(stage.drained(name) for name in ("syncer", "r0", "r1"))
 
 
 def test_a_reload_reaches_everybody_and_ends_nobody(stage: Stage) -> None:

@@ -101,7 +101,8 @@ def launch(
         clock: Real time.
         rng: Chance, for the jitter of restarts.
         load: Reads the configuration again, at SIGHUP.
-        beside: Runs on the event loop while the run does, and is cancelled at its end.
+        beside: Runs on the event loop while the run does, and is cancelled at its end; should it fail, the run ends in
+            order.
 
     Raises:
         StorageLocked: Another process has the folder.
@@ -186,11 +187,18 @@ async def _supervised(
     async with asyncio.TaskGroup() as group:
         others = [group.create_task(_watched(supervisor, display, address_path, clock))]
         if beside is not None:
-            others.append(group.create_task(beside(supervisor)))
+            others.append(group.create_task(_accompanied(supervisor, beside)))
         outcome = await supervisor.run()
         for task in others:
             task.cancel()
     return outcome
+
+
+async def _accompanied(supervisor: Supervisor, beside: Beside) -> None:
+    try:
+        await beside(supervisor)
+    except Exception as exc:  # noqa: BLE001 - this is the supervisor: processes end in order, whoever else fails
+        supervisor.give_up(f"internal error beside the run: {type(exc).__name__}: {exc}")
 
 
 def _interrupt(supervisor: Supervisor, display: Display, number: signal.Signals) -> None:

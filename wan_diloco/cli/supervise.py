@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from wan_diloco.cli.keeper import Condition, Keeper, ProcessSpec
 from wan_diloco.cli.lives import RestartPolicy
-from wan_diloco.errors import EXIT_AUTH, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY
+from wan_diloco.errors import EXIT_AUTH, EXIT_INTERNAL, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY
 
 if TYPE_CHECKING:
     import random
@@ -157,6 +157,14 @@ class Supervisor:
             self._hurry.set()
         self._interrupted = True
         self._decide(Outcome(exit_code=EXIT_SIGINT if number == signal.SIGINT else EXIT_SIGTERM))
+
+    def give_up(self, problem: str) -> None:
+        """End the run in order, because of a bug of whoever supervises it.
+
+        Args:
+            problem: One sentence.
+        """
+        self._decide(Outcome(exit_code=EXIT_INTERNAL, problem=problem))
 
     def reload(self) -> None:
         """Have everybody read the configuration again."""
