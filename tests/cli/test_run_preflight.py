@@ -104,7 +104,7 @@ def test_processes_get_the_resolved_configuration_and_no_settings_from_the_envir
     env = {"WAN_DILOCO_RUN__SEED": "2", "WAN_DILOCO_DEBUG": "1", "PATH": "/bin"}
     assert child_environment(env) == {"WAN_DILOCO_DEBUG": "1", "PATH": "/bin"}
     syncer, learners = process_specs(config_of(), tmp_path, resume=False)
-    assert str(tmp_path / "config.json") in syncer.first
+    assert str(tmp_path / "config.next.json") in syncer.first
     assert "--resume" not in syncer.first
     assert [spec.name for spec in learners] == ["a", "b"]
     assert all(spec.again == (*spec.first, "--resume") for spec in (syncer, *learners))

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["child_environment", "launch", "process_specs"]
 
 _SETTING_PREFIX: Final = "WAN_DILOCO_"
+# What its processes are started with. It becomes `config.json` when the syncer has the run's state and accepts it.
+_GIVEN: Final = "config.next.json"
 
 
 def child_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a run's processes: without settings, which `config.json` holds already.
+    """The environment of a run's processes: without settings, which the file that they are given holds already.
 
     A flag beats a variable; left in, the variable would beat the file that the flag went into.
     """
@@ -46,7 +48,7 @@ def process_specs(
     """The processes of a run.
 
     Args:
-        config: The run's, which is in the folder's `config.json`.
+        config: The run's, which is in the folder's `config.next.json`.
         run_folder: Of the run.
         resume: Whether their first lives go on with earlier ones.
         refragment: Whether the syncer may cut the run into another number of fragments.
@@ -57,7 +59,7 @@ def process_specs(
     folder = run_folder.absolute()
 
     def spec(name: str, *words: str) -> ProcessSpec:
-        command = (sys.executable, "-m", "wan_diloco", words[0], str(folder / "config.json"), *words[1:])
+        command = (sys.executable, "-m", "wan_diloco", words[0], str(folder / _GIVEN), *words[1:])
         command += ("--run-folder", str(folder))
         return ProcessSpec(
             name=name,
@@ -123,7 +125,7 @@ def launch(
         ensure_folder(run_folder / "logs")
         # Left over from an earlier life; it must mean that this syncer listens.
         (run_folder / "address").unlink(missing_ok=True)
-        write_text(run_folder / "config.json", config.resolved_json())
+        write_text(run_folder / _GIVEN, config.resolved_json())
         syncer, learners = process_specs(config, run_folder, resume=resume, refragment=refragment)
         say = partial(_say, display)
         supervisor = Supervisor(
@@ -156,7 +158,7 @@ def _reload(live: LiveConfig, run_folder: Path, supervisor: Supervisor, say: Cal
 
     if live.reload():
         try:
-            write_text(run_folder / "config.json", live.config.resolved_json())
+            write_text(run_folder / _GIVEN, live.config.resolved_json())
         except StorageError as exc:
             say(f"nobody follows: {exc}")
         else:

@@ -46,11 +46,10 @@ def syncer(
         raise UsageError("--refragment is for a run that goes on: give --resume too")
     hold_reloads()
 
-    def again() -> RunConfig:
-        config = load(files, overrides).config
-        return as_begun(config, run_folder) if resume else config
+    def given() -> RunConfig:
+        return load(files, overrides).config
 
-    config = again()
+    config = as_begun(given(), run_folder) if resume else given()
     if check_syncer_folder(config, run_folder, resume=resume, refragment=refragment) is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {run_folder} is finished", err=True)
         return
@@ -68,7 +67,7 @@ def syncer(
         resume,
         refragment=refragment,
         input_log=input_log,
-        load=again,
+        load=given,
         take_over=take_over,
     )
     raise typer.Exit(code)

@@ -20,8 +20,8 @@ import uvloop
 
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
-from wan_diloco.config import LiveConfig, RunConfig, adopt_rates, load_config
-from wan_diloco.errors import EXIT_OK, ConfigError, StateTakenOver, StorageError, WanDilocoError
+from wan_diloco.config import LiveConfig, RunConfig
+from wan_diloco.errors import EXIT_OK, StateTakenOver, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
@@ -60,6 +60,7 @@ from wan_diloco.units import GlobalStep, LearnerId
 
 __all__ = ["build_service", "run_syncer"]
 
+_CONFIG_FILE: Final = "config.json"
 _GRACE_S: Final = 2.0
 # For the last snapshot's way to the store, where merges and the snapshot have left that much of a stop.
 _SHIP_LAST_S: Final = 10.0
@@ -128,9 +129,9 @@ def run_syncer(
             held.callback(restored.lock.release)
             held.callback(restored.journal.close)
             give_back_freed_memory()
-            # The evaluator and whoever looks at the run later read it. Not before the folder is ours: the learners of
-            # a run that lives read it too, whenever they are started again.
-            _write_config(run_folder / "config.json", config)
+            # The evaluator and whoever looks at the run later read it, and whoever goes on with it. Not before the run
+            # is taken up: a configuration that is refused is never the run's.
+            write_text(run_folder / _CONFIG_FILE, config.resolved_json())
             metrics = held.enter_context(MetricsWriter(run_folder / METRICS_FILE, clock))
         except EndedEarly:
             _LOG.info("ended_early", detail="before it had the run's state, which is as it was: it writes no summary")
@@ -193,19 +194,6 @@ def _attend(
             link.leave()
         leave_at_once(exit_code)
     return exit_code
-
-
-def _write_config(path: Path, config: RunConfig) -> None:
-    """Write the configuration, unless the one that is there differs in rates alone.
-
-    Whoever supervises us may have changed those since we read them, and told us by a signal that is still to come.
-    """
-    try:
-        is_there = not adopt_rates(config, load_config([path], env={}).config).ignored
-    except ConfigError:
-        is_there = False
-    if not is_there:
-        write_text(path, config.resolved_json())
 
 
 def _keep_freed_memory() -> None:
@@ -361,7 +349,16 @@ async def _serve(
         service.set_rates(rates)
 
     obey()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: obey() if live.reload() else None)
+
+    def reload() -> None:
+        if live.reload():
+            obey()
+            try:
+                write_text(run_folder / _CONFIG_FILE, live.config.resolved_json())
+            except StorageError as exc:
+                _LOG.warning("configuration", detail=f"the rates are others now, and config.json says the old: {exc}")
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     # Who started us may have it wait until now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     address = run_folder / "address"
