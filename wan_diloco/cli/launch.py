@@ -43,13 +43,14 @@ def child_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def process_specs(
-    config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False
+    config: RunConfig, run_folder: Path, patience: Patience, *, resume: bool, refragment: bool = False
 ) -> tuple[ProcessSpec, tuple[ProcessSpec, ...]]:
     """The processes of a run.
 
     Args:
         config: The run's, which is in the folder's `config.next.json`.
         run_folder: Of the run.
+        patience: How long they may take to end.
         resume: Whether their first lives go on with earlier ones.
         refragment: Whether the syncer may cut the run into another number of fragments.
 
@@ -73,7 +74,8 @@ def process_specs(
     threads = ("--threads", "1") if len(config.regions) > 1 else ()
     learners = tuple(spec(region.name, "learner", "--region", region.name, *threads) for region in config.regions)
     # Also in later lives: the first may have died before it was done, and once it is, the word has no effect.
-    return spec("syncer", "syncer", *(("--refragment",) if refragment else ())), learners
+    words = ("--end-within", f"{patience.syncer_s:g}s", *(("--refragment",) if refragment else ()))
+    return spec("syncer", "syncer", *words), learners
 
 
 def launch(
@@ -126,7 +128,8 @@ def launch(
         # Left over from an earlier life; it must mean that this syncer listens.
         (run_folder / "address").unlink(missing_ok=True)
         write_text(run_folder / _GIVEN, config.resolved_json())
-        syncer, learners = process_specs(config, run_folder, resume=resume, refragment=refragment)
+        patience = Patience()
+        syncer, learners = process_specs(config, run_folder, patience, resume=resume, refragment=refragment)
         say = partial(_say, display)
         supervisor = Supervisor(
             syncer=syncer,
@@ -135,7 +138,7 @@ def launch(
             quorum=config.sync.quorum,
             env=child_environment(env),
             policy=RestartPolicy(),
-            patience=Patience(),
+            patience=patience,
             rng=rng,
             clock=clock,
             say=say,

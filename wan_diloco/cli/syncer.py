@@ -10,6 +10,7 @@ from wan_diloco.cli.folders import Holding, as_begun, check_syncer_folder
 from wan_diloco.cli.options import ConfigFiles, Overrides, RefragmentFlag, RunFolder, hold_reloads, load
 from wan_diloco.cli.preflight import check_memory, check_port
 from wan_diloco.errors import UsageError
+from wan_diloco.units import parse_duration
 
 if TYPE_CHECKING:
     from wan_diloco.config import RunConfig
@@ -33,6 +34,10 @@ def syncer(
         bool,
         typer.Option("--take-over", help="Push a syncer aside that has syncer.store, though it may be alive: it ends."),
     ] = False,
+    end_within: Annotated[
+        str,
+        typer.Option("--end-within", metavar="TIME", help="How long it may last after SIGTERM."),
+    ] = "27s",
     input_log: Annotated[
         bool, typer.Option("--input-log", help="Write every event to input.jsonl, for debugging.")
     ] = False,
@@ -44,6 +49,7 @@ def syncer(
     """
     if refragment and not resume:
         raise UsageError("--refragment is for a run that goes on: give --resume too")
+    end_within_s = parse_duration(end_within)
     hold_reloads()
 
     def given() -> RunConfig:
@@ -69,5 +75,6 @@ def syncer(
         input_log=input_log,
         load=given,
         take_over=take_over,
+        end_within_s=end_within_s,
     )
     raise typer.Exit(code)

@@ -53,7 +53,7 @@ from wan_diloco.telemetry import (
     get_logger,
     read_metrics,
 )
-from wan_diloco.telemetry.last_resort import leave_at_once
+from wan_diloco.telemetry.last_resort import WITHIN_S, leave_at_once
 from wan_diloco.transport.allocator import give_back_freed_memory, keep_freed_memory
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
@@ -82,6 +82,7 @@ def run_syncer(
     input_log: bool = False,
     load: Callable[[], RunConfig] | None = None,
     take_over: bool = False,
+    end_within_s: float = WITHIN_S,
 ) -> int:
     """Serve a run until it has ended or a signal comes.
 
@@ -93,6 +94,7 @@ def run_syncer(
         input_log: Whether every event is written to `input.jsonl`.
         load: Reads the configuration again, at SIGHUP; None leaves it as it is.
         take_over: Whether another syncer that has the store is pushed aside, though it may be alive.
+        end_within_s: How long it may last after a signal to end.
 
     Returns:
         The exit code.
@@ -110,7 +112,7 @@ def run_syncer(
     clock = SystemClock()
     cutting = cutting_for(config, allowed=refragment)
     maths = cutting.maths_of(cutting.fragments)
-    with ending_signals() as ending, contextlib.ExitStack() as held:
+    with ending_signals(end_within_s) as ending, contextlib.ExitStack() as held:
         try:
             link = open_link(config, clock, take_over=take_over)
             if link is not None:
@@ -178,10 +180,10 @@ def _attend(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(service, live, run_folder, ending, shipper))
     except EndedEarly:
-        ending.hold()
+        ending.served()
         _conclude(run_folder, restored.state, metrics, clock.now_s(), finished=False, unevaluated="")
         return ending.exit_code
-    ending.hold()
+    ending.served()
     finished = service.finished
     ended_s = service.ended_s if finished else clock.now_s()  # without the evaluation after it
     _conclude(run_folder, service.state, metrics, ended_s, finished=finished, unevaluated=service.unevaluated)
@@ -375,7 +377,6 @@ async def _serve(
         # Nobody listens there any more; another syncer will listen elsewhere.
         address.unlink(missing_ok=True)
         await server.stop(_GRACE_S)
-        ending.served()
 
 
 def _shipper(config: RunConfig, folder: Path, restored: Restored, link: StoreLink) -> Shipper:
