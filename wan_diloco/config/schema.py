@@ -333,7 +333,7 @@ class SyncerSettings(_Settings):
 
     @field_validator("store", "store_endpoint")
     @classmethod
-    def _valid_store(cls, value: str) -> str:
+    def _valid_store(cls, value: str, info: ValidationInfo) -> str:
         if "@" in value:
             raise PydanticCustomError(
                 "store",
@@ -341,12 +341,15 @@ class SyncerSettings(_Settings):
                 {"problem": "holds what looks like a secret", "hint": "credentials belong in the environment"},
             )
         scheme, separator, rest = value.partition("://")
-        if not value or (scheme.isalnum() and separator and rest.strip("/") and value.isprintable()):
+        is_endpoint = info.field_name == "store_endpoint"
+        is_known = scheme in {"http", "https"} if is_endpoint else scheme.isalnum()
+        if not value or (is_known and separator and rest.strip("/") and value.isprintable()):
             return value
+        example = "https://host:port" if is_endpoint else "s3://bucket/prefix"
         raise PydanticCustomError(
             "store",
             "{problem}",
-            {"problem": f"{value!r} isn't an address", "hint": 'write it like "s3://bucket/prefix"'},
+            {"problem": f"{value!r} isn't an address", "hint": f'write it like "{example}"'},
         )
 
     @field_validator("listen")
