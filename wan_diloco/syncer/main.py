@@ -60,13 +60,13 @@ from wan_diloco.units import GlobalStep, LearnerId
 
 __all__ = ["build_service", "run_syncer"]
 
-_CONFIG_FILE: Final = "config.json"
 _GRACE_S: Final = 2.0
 # For the last snapshot's way to the store, where merges and the snapshot have left that much of a stop.
 _SHIP_LAST_S: Final = 10.0
 # What a stop takes after that: the store is given back, and all is closed.
 _SPARE_S: Final = 5.0
 _LOG: Final = get_logger("syncer")
+_CONFIG_FILE: Final = "config.json"
 _RETENTION: Final = {
     "since-snapshot": "the journal is kept as far as a restart from the two newest snapshots needs it",
     "all": "nothing of the journal is dropped, and it grows as long as the run does",

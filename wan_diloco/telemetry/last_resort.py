@@ -35,9 +35,10 @@ _WORDS_S: Final = 1.0
 class LastResort:
     """Ends the process by force when a signal told it to end and it is still there a while later.
 
-    The system tells a thread of ours of each signal, through the interpreter's wakeup descriptor, at once and whatever
-    the main thread does: also while it is in a call that doesn't come back, where no handler of Python's runs. There
-    must be handlers of Python's for the signals; what they do is their owner's.
+    A thread of ours hears of each signal at once, through the interpreter's wakeup descriptor, whatever the main thread
+    does: also while it is in a call that doesn't come back, where no handler of Python's runs. (Only a call that keeps
+    the interpreter's lock for ever stops this thread too; torch's give it up.) There must be handlers of Python's for
+    the signals; what they do is their owner's.
 
     Thread: made and called off on the main one.
 
