@@ -30,9 +30,6 @@ from wan_diloco.telemetry.last_resort import WITHIN_S
 PROLOGUE = """
 import os, pathlib, signal, sys, time
 folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
-with (folder / f"{name}.lives").open("a") as file:
-    file.write(f"{' '.join(sys.argv[3:]) or 'first'}\\n")
-life = len((folder / f"{name}.lives").read_text().splitlines())
 def wait(path):
     while not (folder / path).exists():
         time.sleep(0.01)
@@ -42,7 +39,11 @@ def end(code, words=""):
 def drain(*_):
     (folder / f"{name}.drained").touch()
     end(143)
+# Before anybody knows that it lives, and tells it to end.
 signal.signal(signal.SIGTERM, drain)
+with (folder / f"{name}.lives").open("a") as file:
+    file.write(f"{' '.join(sys.argv[3:]) or 'first'}\\n")
+life = len((folder / f"{name}.lives").read_text().splitlines())
 """
 LISTEN = "(folder / 'address').write_text('127.0.0.1:1')\n"
 LINGER = "time.sleep(600)\n"
@@ -138,11 +139,10 @@ def test_the_syncers_end_is_the_end_and_learners_may_finish_by_themselves(stage:
 
 
 def test_what_fails_beside_a_run_ends_it_in_order(stage: Stage) -> None:
-    ready = "(folder / f'{name}.ready').touch()\n"
-    supervisor = stage.supervisor(LISTEN + ready + LINGER, [ready + LINGER] * 2)
+    supervisor = stage.supervisor(LISTEN + LINGER, [LINGER] * 2)
 
     async def beside(_: Supervisor) -> None:
-        await until(lambda: all((stage.folder / f"{name}.ready").exists() for name in ("syncer", "r0", "r1")))
+        await until(lambda: all(stage.lives(name) for name in ("syncer", "r0", "r1")))
         raise ValueError("no such thing")
 
     async def scene() -> Outcome:
