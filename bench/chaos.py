@@ -7,8 +7,10 @@ from busy: syncer, learners and uplinks are killed and stopped, links cut, half-
 disk is filled, a learner comes late. Then `wan-diloco run` of the same seed without faults, with so many tokens that as
 many are merged (a killed learner trains on fewer), and its whole schedule of learning rates.
 
-- `longest_standstill_s`: without a published round, while a quorum could contribute; the worst of the seeds.
-- `ledger_balance`, `double_merges`, `lost_acknowledged`, `unaccounted`: summed over the seeds, all to be 0.
+- `longest_standstill_s`: without a published round, while a quorum could contribute; the worst of the seeds is judged.
+- `ledger_balance`, `double_merges`, `repeated_units`, `lost_acknowledged`, `unaccounted`: summed over the seeds without
+  their signs, all to be 0.
+- `never_well`: faults after which no work of a region that they hit was merged again before the end, of all seeds.
 - `loss_over_faultless`: final validation loss over the other run's; `merged_over_faultless` says how equal they were.
 """
 
@@ -31,7 +33,7 @@ STEP_TOKENS = 4 * 1024
 # Steps go on while the faults last and for a while after them.
 CALM_SHARE = 1.15
 MERGED_APART_MAX = 0.02
-ZEROS = ("ledger_balance", "double_merges", "lost_acknowledged", "unaccounted")
+ZEROS = ("ledger_balance", "double_merges", "repeated_units", "lost_acknowledged", "unaccounted")
 
 
 def one(seed: int, duration_s: float, faults: int, scratch: Path) -> dict[str, Any]:
@@ -41,6 +43,8 @@ def one(seed: int, duration_s: float, faults: int, scratch: Path) -> dict[str, A
     words = ("--random", "--seed", str(seed), "--faults", str(faults), "--duration", f"{duration_s}s", "--json")
     shaken = scratch / f"chaos-{seed}"
     report = json.loads(finished(command("chaos", DEMO, shaken, [*settings, f"run.tokens={tokens}"], *words)))
+    befell = [item for item in report["befallen"] if not item["problem"]]
+    well_after_s = [item["well_after_s"] for item in befell if item["well_after_s"] is not None]
     result = {key: report[key] for key in ("faults", "faults_by_kind", "longest_standstill_s", *ZEROS)}
     came_to = summary(shaken)
     merged = came_to["tokens_merged"]
@@ -59,11 +63,9 @@ def one(seed: int, duration_s: float, faults: int, scratch: Path) -> dict[str, A
         "loss_over_faultless": came_to["validation_nats_per_byte"] / calm["validation_nats_per_byte"],
         "merged_over_faultless": merged / calm["tokens_merged"],
         "tokens_discarded": came_to["tokens_discarded"],
-        "well_after_s_max": max(item["well_after_s"] or 0.0 for item in report["befallen"] if not item["problem"]),
+        "well_after_s_max": max(well_after_s, default=None),
         "never_well": [
-            f"{item['kind']} {item['target']} at {item['began_s']} s"
-            for item in report["befallen"]
-            if not item["problem"] and item["well_after_s"] is None
+            f"{item['kind']} {item['target']} at {item['began_s']} s" for item in befell if item["well_after_s"] is None
         ],
     }
     print(f"seed {seed}: {result}", file=sys.stderr)
@@ -77,7 +79,8 @@ def measure(seeds: list[int], duration_s: float, faults: int) -> dict[str, Any]:
         runs = [one(seed, duration_s, faults, Path(scratch)) for seed in seeds]
     result["runs"] = runs
     result["faults"] = min(run["faults"] for run in runs)
-    result |= {key: sum(run[key] for run in runs) for key in ZEROS}
+    result |= {key: sum(abs(run[key]) for run in runs) for key in ZEROS}
+    result["never_well"] = sum(len(run["never_well"]) for run in runs)
     note(result, "longest_standstill_s", [run["longest_standstill_s"] for run in runs])
     note(result, "loss_over_faultless", [run["loss_over_faultless"] for run in runs])
     note(result, "merged_over_faultless", [run["merged_over_faultless"] for run in runs])
@@ -99,7 +102,7 @@ def main() -> None:
         result = measure([int(seed) for seed in chosen.seeds.split(",")], chosen.duration, chosen.faults)
     show(result, as_json=chosen.json)
     if not chosen.json:
-        print("  ".join(f"{key} {result[key]}" for key in ("faults", *ZEROS)))
+        print("  ".join(f"{key} {result[key]}" for key in ("faults", "never_well", *ZEROS)))
 
 
 if __name__ == "__main__":

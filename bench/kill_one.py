@@ -9,7 +9,7 @@ when all four train.
 - `others_after_over_before`: tokens a second of the three others in the window after a kill, over those in the window
   before it, of each kill; `mean` and the bounds in which it lies with 95 % (Student's t over the kills).
 - `round_closed_after_s`: of the rounds that were open at a kill and waited for the victim, from the kill to their
-  close, beyond the grace that they had; the longest of each kill.
+  close, beyond the grace that they had; the longest of each kill, of which the longest is judged.
 - `processor_share`: of all cores, by the whole machine, while nobody is killed.
 """
 
@@ -38,8 +38,8 @@ REGIONS = ("us-east", "us-west", "eu-west", "ap-south")
 STEP_S = 0.5
 WINDOW_S = 10.0
 PATIENCE_S = 180.0
-# Two-sided 95 % of Student's t for so many kills, less one; beyond the last, the normal's.
-STUDENT_T = {3: 3.18, 4: 2.78, 5: 2.57, 9: 2.26, 14: 2.14, 19: 2.09, 29: 2.05}
+# Two-sided 95 % of Student's t for so many kills, less one; a number between has that of the next lower: it is wider.
+STUDENT_T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 9: 2.26, 14: 2.14, 19: 2.09, 29: 2.05, 59: 2.00, 119: 1.98}
 
 
 class Run:
@@ -141,7 +141,7 @@ def measure(kills: int) -> dict[str, Any]:
             run.end()
     note(result, "others_after_over_before", ratios)
     mean = statistics.mean(ratios)
-    half = _t(len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    half = student_t(len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
     result["others_after_over_before_mean"] = round(mean, 5)
     result["others_after_over_before_low"], result["others_after_over_before_high"] = mean - half, mean + half
     if waits:
@@ -151,8 +151,9 @@ def measure(kills: int) -> dict[str, Any]:
     return result
 
 
-def _t(degrees: int) -> float:
-    return next((value for bound, value in sorted(STUDENT_T.items(), reverse=True) if degrees >= bound), 12.7)
+def student_t(degrees: int) -> float:
+    """How many standard errors lie on each side of the mean, for so many degrees of freedom, of which there is one."""
+    return STUDENT_T[max(bound for bound in STUDENT_T if bound <= degrees)]
 
 
 def main() -> None:
@@ -160,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="four kills")
     parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=20, help="two at least, for the bounds of the mean")
     chosen = parser.parse_args()
     show(measure(4 if chosen.quick else chosen.kills), as_json=chosen.json)
 

@@ -6,8 +6,8 @@ Runs of deploy/demo.toml whose steps are stretched: the fast regions' to the sam
 is given so many tokens that as many are merged as in the other, and its whole schedule of learning rates.
 
 - `fast_over_equal`: tokens a second of the fast regions, over those of the same regions among equals.
-- `periods_between_merges_max`: the longest that a region went without being merged fresh, in periods of H global steps,
-  from its first merge to the end; all regions, the worst.
+- `periods_between_merges`: the longest that a region went without being merged fresh, in periods of H global steps,
+  from its first merge to the end, of all regions; the worst of the seeds is judged.
 - `loss_over_equal`: final validation loss over the other run's; `merged_over_equal` says how equal the tokens were.
 """
 
@@ -81,7 +81,7 @@ def one(seed: int, steps: int, scratch: Path) -> dict[str, float]:
         tokens = round(tokens * merged / equal["tokens_merged"])
     found = {
         "fast_over_equal": fast_steps_per_s(mixed) / fast_steps_per_s(folder),
-        "periods_between_merges_max": periods_between(mixed),
+        "periods_between_merges": periods_between(mixed),
         "loss_over_equal": with_slow["validation_nats_per_byte"] / equal["validation_nats_per_byte"],
         "merged_over_equal": merged / equal["tokens_merged"],
         "participation": with_slow["participation"],

@@ -32,6 +32,7 @@ class Row:
         says: What it is.
         bar: What it should reach; None where it is only told.
         above: The bar is a lower one.
+        worst: What is judged is the worst that was measured, and not the median.
     """
 
     program: str
@@ -39,15 +40,25 @@ class Row:
     says: str
     bar: float | None = None
     above: bool = False
+    worst: bool = False
 
     def bar_text(self) -> str:
         """As a reader sees it."""
-        return "-" if self.bar is None else f"{'>=' if self.above else '<='} {self.bar:g}"
+        if self.bar is None:
+            return "-"
+        return f"{'>=' if self.above else '<='} {self.bar:g}" + (", the worst" if self.worst else "")
 
-    def meets(self, figure: float) -> bool:
-        """Whether it reaches the bar."""
+    def judged(self, found: dict[str, Any]) -> float:
+        """The figure that has to reach the bar."""
+        extreme = f"{self.key}_{'min' if self.above else 'max'}"
+        figure: float = found[extreme if self.worst else self.key]
+        return figure
+
+    def meets(self, found: dict[str, Any]) -> bool:
+        """Whether what a program said reaches the bar."""
         if self.bar is None:
             return True
+        figure = self.judged(found)
         return figure >= self.bar if self.above else figure <= self.bar
 
 
@@ -86,8 +97,16 @@ ROWS = (
     Row(
         "pacing", "peak_over_at_once", "fullest step's traffic, times below sending the model at once", 12.0, above=True
     ),
-    Row("chaos", "longest_standstill_s", "five minutes of faults: longest without a published round, s", 15.0),
+    Row(
+        "chaos",
+        "longest_standstill_s",
+        "five minutes of faults: longest without a published round, s",
+        15.0,
+        worst=True,
+    ),
+    Row("chaos", "never_well", "five minutes of faults: faults that it didn't recover from", 0.0),
     Row("chaos", "double_merges", "five minutes of faults: merged twice", 0.0),
+    Row("chaos", "repeated_units", "five minutes of faults: units of data merged twice", 0.0),
     Row("chaos", "lost_acknowledged", "five minutes of faults: acknowledged and lost", 0.0),
     Row("chaos", "ledger_balance", "five minutes of faults: tokens unaccounted for", 0.0),
     Row("chaos", "loss_over_faultless", "five minutes of faults: loss, over none at as many merged tokens", 1.03),
@@ -98,7 +117,9 @@ ROWS = (
         0.97,
         above=True,
     ),
-    Row("kill_one", "round_closed_after_s", "one of four dies: its rounds close after, beyond grace, s", 2.0),
+    Row(
+        "kill_one", "round_closed_after_s", "one of four dies: its rounds close after, beyond grace, s", 2.0, worst=True
+    ),
     Row(
         "slow_regions",
         "fast_over_equal",
@@ -108,9 +129,10 @@ ROWS = (
     ),
     Row(
         "slow_regions",
-        "periods_between_merges_max",
+        "periods_between_merges",
         "two of four three times slower: longest between merges, periods",
         3.0,
+        worst=True,
     ),
     Row(
         "slow_regions", "loss_over_equal", "two of four three times slower: loss, over equals' at as many tokens", 1.03
@@ -130,7 +152,7 @@ def figures_table(results: dict[str, dict[str, Any]]) -> str:
         found = results.get(row.program, {})
         figure = found.get(row.key)
         measured = "not measured" if figure is None else _spelled(found, row.key)
-        missed = " (missed)" if figure is not None and not row.meets(figure) else ""
+        missed = " (missed)" if figure is not None and not row.meets(found) else ""
         rows.append(f"| {row.says} | {measured}{missed} | {row.bar_text()} | `{command(row.program)}` |")
     machines = dict.fromkeys(machine_text(found["machine"]) for found in results.values() if "machine" in found)
     return "\n".join([*rows, "", *(f"On {text}." for text in machines)]).rstrip()
@@ -169,9 +191,9 @@ def between(text: str, name: str, new: str) -> str:
 def misses(results: dict[str, dict[str, Any]]) -> list[str]:
     """The figures that miss their bars."""
     return [
-        f"{row.program}: {row.key} is {found[row.key]:.3g}, and should be {row.bar_text()}"
+        f"{row.program}: {row.key} is {row.judged(found):.3g}, and should be {row.bar_text()}"
         for row in ROWS
-        if row.key in (found := results.get(row.program, {})) and not row.meets(found[row.key])
+        if row.key in (found := results.get(row.program, {})) and not row.meets(found)
     ]
 
 

@@ -14,16 +14,20 @@ from tests.support.syncer import close, open_tiny, tiny_config
 from tests.support.text import write_text_corpus
 from wan_diloco.cli.folders import (
     Holding,
+    as_begun,
     check_baseline_folder,
     check_folder,
     check_learner_folder,
     check_syncer_folder,
     what_is_in,
 )
-from wan_diloco.config import RunConfig
+from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import ConfigError, StorageLocked
-from wan_diloco.storage import FolderLock
+from wan_diloco.storage import FolderLock, Snapshot
+from wan_diloco.syncer.fragments_store import snapshot_tensors
 from wan_diloco.syncer.main import run_syncer
+from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name
+from wan_diloco.units import LearnerId, ShardId
 
 Tree = dict[str, bytes | None]
 
@@ -123,6 +127,51 @@ def test_resume_names_the_first_setting_that_differs(tmp_path: Path) -> None:
 def test_resume_allows_what_each_side_decides_for_itself(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", Holding.RUN, tiny_config())
     check_folder(tiny_config(evaluation={"every_steps": 7}), folder, resume=True)
+
+
+def of_regions(*names: str, shards: dict[str, int] | None = None, **tables: dict[str, Any]) -> RunConfig:
+    tree = tiny_config(**tables).model_dump(mode="json", by_alias=True)
+    regions = [{"name": name, **({"shard": shards[name]} if shards and name in shards else {})} for name in names]
+    return parse_config({**tree, "data": {**tree["data"], "shards": 4}, "regions": regions})
+
+
+def taken_up(folder: Path, config: RunConfig, sequence: int) -> None:
+    """What a syncer leaves that has the run and goes on with a configuration."""
+    restored = open_tiny(folder / "state", config, resume=True)
+    restored.state.shards.update({LearnerId(name): ShardId(shard) for name, shard in config.shards.items()})
+    manifest = snapshot_manifest(restored.state, config.agreement(), restored.last_tape)
+    tensors = snapshot_tensors(restored.store.values())
+    Snapshot(tensors=tensors, manifest=manifest).write(folder / "state" / "snapshots", snapshot_name(sequence))
+    close(restored)
+    (folder / "config.json").write_text(config.resolved_json())
+
+
+def test_a_region_that_is_gone_since_long_keeps_its_shard(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    begun = of_regions("a", "b", "c")
+    taken_up(folder, begun, 1)
+    without = as_begun(of_regions("a", "b"), folder)
+    check_folder(without, folder, resume=True)
+    taken_up(folder, without, 2)
+
+    late = as_begun(of_regions("a", "b", "d"), folder)
+    check_folder(late, folder, resume=True)
+    assert late.shards == {"a": 0, "b": 1, "d": 3}
+    with pytest.raises(ConfigError, match="is 2, which is c's for good"):
+        check_folder(of_regions("a", "b", "d", shards={"d": 2}), folder, resume=True)
+    close(open_tiny(folder / "state", late, resume=True))
+    assert as_begun(of_regions("c", "a"), folder).shards == {"c": 2, "a": 0}
+
+
+def test_what_a_refused_start_was_given_is_not_what_the_run_has(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", Holding.RUN, tiny_config())
+    given = tiny_config(sync={"fragments": 3})
+    (folder / "config.next.json").write_text(given.resolved_json())
+    before = tree_of(folder)
+    with pytest.raises(ConfigError, match=r"sync\.fragments"):
+        run_syncer(given, folder, resume=True)
+    assert tree_of(folder) == before
+    check_folder(tiny_config(), folder, resume=True)
 
 
 @pytest.mark.parametrize("resume", [False, True])

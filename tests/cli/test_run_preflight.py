@@ -10,6 +10,7 @@ import pytest
 
 from wan_diloco.cli.launch import child_environment, process_specs
 from wan_diloco.cli.preflight import check_data, check_memory, check_port, check_regions, check_source
+from wan_diloco.cli.supervise import Patience
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import ConfigError, DataError
 
@@ -103,14 +104,15 @@ def test_a_missing_text_is_noticed_without_reading_it(tmp_path: Path) -> None:
 def test_processes_get_the_resolved_configuration_and_no_settings_from_the_environment(tmp_path: Path) -> None:
     env = {"WAN_DILOCO_RUN__SEED": "2", "WAN_DILOCO_DEBUG": "1", "PATH": "/bin"}
     assert child_environment(env) == {"WAN_DILOCO_DEBUG": "1", "PATH": "/bin"}
-    syncer, learners = process_specs(config_of(), tmp_path, resume=False)
-    assert str(tmp_path / "config.json") in syncer.first
+    syncer, learners = process_specs(config_of(), tmp_path, Patience(), resume=False)
+    assert str(tmp_path / "config.next.json") in syncer.first
     assert "--resume" not in syncer.first
+    assert syncer.first[syncer.first.index("--end-within") + 1] == "17s"
     assert [spec.name for spec in learners] == ["a", "b"]
     assert all(spec.again == (*spec.first, "--resume") for spec in (syncer, *learners))
     assert {spec.log_path for spec in learners} == {tmp_path / "logs" / "a.log", tmp_path / "logs" / "b.log"}
 
 
 def test_a_run_that_goes_on_resumes_from_its_first_process_on(tmp_path: Path) -> None:
-    syncer, learners = process_specs(config_of(), tmp_path, resume=True)
+    syncer, learners = process_specs(config_of(), tmp_path, Patience(), resume=True)
     assert all(spec.first[-1] == "--resume" and spec.first == spec.again for spec in (syncer, *learners))

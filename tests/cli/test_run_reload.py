@@ -31,7 +31,7 @@ def test_everybody_is_told_when_a_rate_changed(tmp_path: Path, newer: str, reloa
     live = LiveConfig(config("200mbit"), lambda: config(newer, seed=7), said.append)
     _reload(live, tmp_path, everybody, said.append)  # type: ignore[arg-type]  # all that is asked of it
     assert everybody.reloads == reloads
-    path = tmp_path / "config.json"
+    path = tmp_path / "config.next.json"
     assert path.exists() == (written is not None)
     if written is not None:
         tree = json.loads(path.read_text())

@@ -15,11 +15,14 @@ import psutil
 import pytest
 
 from wan_diloco.cli.keeper import Condition, ProcessSpec, last_line, message_of
+from wan_diloco.cli.launch import _accompanied
 from wan_diloco.cli.lives import RestartPolicy
 from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
 from wan_diloco.clock import SystemClock
 from wan_diloco.learner.uplink_process import _GOODBYE_S
 from wan_diloco.protocol.retry import RetryPolicy
+from wan_diloco.syncer.ending import Ending
+from wan_diloco.syncer.main import _GRACE_S, _SHIP_LAST_S, _SPARE_S
 from wan_diloco.syncer.service import _DRAIN_S, _LAST_SNAPSHOT_S
 from wan_diloco.telemetry.last_resort import WITHIN_S
 
@@ -27,9 +30,6 @@ from wan_diloco.telemetry.last_resort import WITHIN_S
 PROLOGUE = """
 import os, pathlib, signal, sys, time
 folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
-with (folder / f"{name}.lives").open("a") as file:
-    file.write(f"{' '.join(sys.argv[3:]) or 'first'}\\n")
-life = len((folder / f"{name}.lives").read_text().splitlines())
 def wait(path):
     while not (folder / path).exists():
         time.sleep(0.01)
@@ -39,7 +39,11 @@ def end(code, words=""):
 def drain(*_):
     (folder / f"{name}.drained").touch()
     end(143)
+# Before anybody knows that it lives, and tells it to end.
 signal.signal(signal.SIGTERM, drain)
+with (folder / f"{name}.lives").open("a") as file:
+    file.write(f"{' '.join(sys.argv[3:]) or 'first'}\\n")
+life = len((folder / f"{name}.lives").read_text().splitlines())
 """
 LISTEN = "(folder / 'address').write_text('127.0.0.1:1')\n"
 LINGER = "time.sleep(600)\n"
@@ -132,6 +136,23 @@ def test_the_syncers_end_is_the_end_and_learners_may_finish_by_themselves(stage:
     assert (stage.folder / "r0.finished").exists()
     assert (stage.folder / "r1.finished").exists()
     assert stage.said == []
+
+
+def test_what_fails_beside_a_run_ends_it_in_order(stage: Stage) -> None:
+    supervisor = stage.supervisor(LISTEN + LINGER, [LINGER] * 2)
+
+    async def beside(_: Supervisor) -> None:
+        await until(lambda: all(stage.lives(name) for name in ("syncer", "r0", "r1")))
+        raise ValueError("no such thing")
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_accompanied(supervisor, beside))
+            return await supervisor.run()
+
+    outcome = asyncio.run(asyncio.wait_for(scene(), 60))
+    assert outcome == Outcome(exit_code=70, problem="internal error beside the run: ValueError: no such thing")
+    assert all(stage.drained(name) for name in ("syncer", "r0", "r1"))
 
 
 def test_a_reload_reaches_everybody_and_ends_nobody(stage: Stage) -> None:
@@ -256,7 +277,7 @@ def test_a_second_interrupt_kills_those_who_dont_listen(stage: Stage) -> None:
 
 def test_an_interrupt_of_a_run_that_ends_already_hurries_those_who_linger(stage: Stage) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); (folder / 'up').touch()\nwhile True: time.sleep(1)\n"
-    patience = Patience(finish_s=600, drain_s=600, settle_s=600, hurry_s=0.2, kill_s=10)
+    patience = Patience(finish_s=600, drain_s=600, total_s=1200, hurry_s=0.2, kill_s=10)
     supervisor = stage.supervisor(LISTEN + "wait('up')\n", [deaf], patience=patience)
 
     async def scene() -> Outcome:
@@ -272,11 +293,33 @@ def test_an_interrupt_of_a_run_that_ends_already_hurries_those_who_linger(stage:
 
 def test_nobody_who_is_told_to_end_is_killed_before_it_can_and_all_is_over_within_30_s() -> None:
     patience = Patience()
-    assert patience.drain_s + patience.settle_s + patience.kill_s <= 30 - 2
+    assert patience.total_s + patience.kill_s <= 30 - 2
     # A learner says goodbye and writes a checkpoint; a syncer finishes merges and writes a snapshot.
     assert patience.drain_s > _GOODBYE_S
-    assert patience.settle_s > _DRAIN_S + _LAST_SNAPSHOT_S
-    assert WITHIN_S < 30
+    assert patience.syncer_s > _DRAIN_S + _LAST_SNAPSHOT_S + _GRACE_S
+    # Where it hangs it says so itself, before it is killed.
+    assert patience.drain_s + patience.syncer_s <= patience.total_s
+    assert patience.syncer_s <= WITHIN_S < 30
+    ending = Ending(within_s=patience.syncer_s)
+    ending.signalled(signal.SIGTERM)
+    assert ending.left_s(_SHIP_LAST_S, spare_s=_SPARE_S) <= patience.syncer_s - _SPARE_S
+
+
+def test_whoever_leaves_early_leaves_its_time_to_the_syncer(stage: Stage) -> None:
+    """The learners go at once, and the syncer needs longer than learners were to have: the whole time is its own."""
+    slow = """
+        def late(*_):
+            time.sleep(2.0)
+            (folder / 'settled').touch()
+            end(143)
+        signal.signal(signal.SIGTERM, late)
+        (folder / 'ready').touch()
+    """
+    patience = Patience(finish_s=600, drain_s=600, total_s=601, hurry_s=0.2, kill_s=10)
+    supervisor = stage.supervisor(LISTEN + textwrap.dedent(slow) + LINGER, [LINGER], patience=patience)
+    assert interrupted(stage, supervisor, [("ready", signal.SIGTERM)]).exit_code == 143
+    assert (stage.folder / "settled").exists()
+    assert stage.said == []
 
 
 def test_a_run_that_is_cancelled_leaves_no_process(stage: Stage) -> None:

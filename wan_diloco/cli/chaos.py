@@ -82,7 +82,8 @@ def chaos(
 
     Each region reaches the syncer through a proxy. Faults count from the run's first step; the run goes on to its own
     end. What befell it and what it cost is in DIR/chaos.json and in the report, and the faults in
-    DIR/chaos-schedule.json, to be given again. Exit code 70: something was lost or counted twice.
+    DIR/chaos-schedule.json, to be given again. Exit code 70: something was lost or counted twice, or the run wasn't
+    watched to its end.
     """
     if at_random == (schedule is not None):
         raise UsageError("give either --schedule FILE or --random")
@@ -108,8 +109,10 @@ def chaos(
 
     from wan_diloco.lab.chaos_report import is_sound
 
-    if not is_sound(report):
+    sound = is_sound(report)
+    if not sound:
         typer.echo("wan-diloco: something was lost or counted twice", err=True)
+    if not sound or report["unwatched"]:
         raise typer.Exit(EXIT_INTERNAL)
 
 
@@ -230,6 +233,7 @@ def _conclude(scene: Scene, folder: Path, disk: str, without: Mapping[str, str])
         seed=scene.schedule.seed,
         regions=[region.name for region in scene.config.regions],
         quorum=scene.config.sync.quorum,
+        install=scene.config.sync.install,
         befallen=scene.befallen,
         seen=scene.seen,
         audit=audit_tape(tape.read_bytes().splitlines() if tape.exists() else ()),
@@ -237,6 +241,7 @@ def _conclude(scene: Scene, folder: Path, disk: str, without: Mapping[str, str])
         summary=summary,
         disk=disk,
         without=without,
+        unwatched=scene.problem,
     )
     write_json(folder / CHAOS_FILE, report)
     if summary:

@@ -5,6 +5,7 @@ Nothing here writes: a command that is refused leaves no trace, least of all in 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -12,7 +13,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wan_diloco.errors import ConfigError
+from wan_diloco.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from wan_diloco.config import RunConfig
@@ -74,17 +75,16 @@ def _has_result(summary_path: Path) -> bool:
 
 
 def as_begun(config: RunConfig, run_folder: Path) -> RunConfig:
-    """A configuration to go on with: shards that it doesn't give are those that the run in the folder has.
+    """A configuration to go on with: shards that it doesn't give are those that the run in the folder gave its regions.
 
     Raises:
         ConfigError: No shard is left for a region that is new; or what the run was begun with can't be read.
     """
-    from wan_diloco.config import keep_shards, load_config
+    from wan_diloco.config import keep_shards
 
-    stored = run_folder / "config.json"
-    if what_is_in(run_folder) not in _RUNS or not stored.exists():
+    if what_is_in(run_folder) not in _RUNS or (before := _last_accepted(run_folder)) is None:
         return config
-    return keep_shards(config, load_config([stored], env={}).config)
+    return keep_shards(config, _shards_had(run_folder, before), before.num_shards)
 
 
 def check_folder(config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False) -> Holding:
@@ -140,8 +140,8 @@ def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool, re
             where=str(run_folder),
             hint="give another --run-folder" if finished else "give --resume to go on with it, or another --run-folder",
         )
-    if (run_folder / "config.json").exists():
-        _check_same(config, run_folder / "config.json", refragment=refragment)
+    if (before := _last_accepted(run_folder)) is not None:
+        _check_same(config, before, run_folder, refragment=refragment)
     return holding
 
 
@@ -229,8 +229,30 @@ def _short(folder: Path) -> str:
     return text if len(text) <= 80 else f"{text[:40]}...{text[-30:]}"
 
 
-def _check_same(config: RunConfig, stored: Path, *, refragment: bool) -> None:
-    from wan_diloco.config import load_config, require_resumable
+def _last_accepted(run_folder: Path) -> RunConfig | None:
+    """The configuration that a syncer went on with last: it writes `config.json` when it has the run's state."""
+    from wan_diloco.config import load_config
 
-    theirs = dict(load_config([stored], env={}).config.agreement())
-    require_resumable(config.agreement(), theirs, refragment=refragment, folder=str(stored.parent))
+    stored = run_folder / "config.json"
+    return load_config([stored], env={}).config if stored.exists() else None
+
+
+def _shards_had(run_folder: Path, before: RunConfig) -> dict[str, int]:
+    """Also of regions that are gone since long: the state remembers them."""
+    from wan_diloco.errors import DecodeError
+    from wan_diloco.protocol.state_json import state_from_json
+    from wan_diloco.storage import newest_manifest
+
+    had = before.shards
+    # What can't be read here is for the syncer to say, which looks again.
+    with contextlib.suppress(DecodeError, StorageError):
+        if (manifest := newest_manifest(run_folder / "state" / "snapshots")) is not None:
+            had |= {str(name): int(shard) for name, shard in state_from_json(manifest["state"]).shards.items()}
+    return had
+
+
+def _check_same(config: RunConfig, before: RunConfig, run_folder: Path, *, refragment: bool) -> None:
+    from wan_diloco.config import check_shards, require_resumable
+
+    require_resumable(config.agreement(), dict(before.agreement()), refragment=refragment, folder=str(run_folder))
+    check_shards(config.shards, _shards_had(run_folder, before))

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["child_environment", "launch", "process_specs"]
 
 _SETTING_PREFIX: Final = "WAN_DILOCO_"
+# What its processes are started with. It becomes `config.json` when the syncer has the run's state and accepts it.
+_GIVEN: Final = "config.next.json"
 
 
 def child_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a run's processes: without settings, which `config.json` holds already.
+    """The environment of a run's processes: without settings, which the file that they are given holds already.
 
     A flag beats a variable; left in, the variable would beat the file that the flag went into.
     """
@@ -41,13 +43,14 @@ def child_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def process_specs(
-    config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False
+    config: RunConfig, run_folder: Path, patience: Patience, *, resume: bool, refragment: bool = False
 ) -> tuple[ProcessSpec, tuple[ProcessSpec, ...]]:
     """The processes of a run.
 
     Args:
-        config: The run's, which is in the folder's `config.json`.
+        config: The run's, which is in the folder's `config.next.json`.
         run_folder: Of the run.
+        patience: How long they may take to end.
         resume: Whether their first lives go on with earlier ones.
         refragment: Whether the syncer may cut the run into another number of fragments.
 
@@ -57,7 +60,7 @@ def process_specs(
     folder = run_folder.absolute()
 
     def spec(name: str, *words: str) -> ProcessSpec:
-        command = (sys.executable, "-m", "wan_diloco", words[0], str(folder / "config.json"), *words[1:])
+        command = (sys.executable, "-m", "wan_diloco", words[0], str(folder / _GIVEN), *words[1:])
         command += ("--run-folder", str(folder))
         return ProcessSpec(
             name=name,
@@ -71,7 +74,8 @@ def process_specs(
     threads = ("--threads", "1") if len(config.regions) > 1 else ()
     learners = tuple(spec(region.name, "learner", "--region", region.name, *threads) for region in config.regions)
     # Also in later lives: the first may have died before it was done, and once it is, the word has no effect.
-    return spec("syncer", "syncer", *(("--refragment",) if refragment else ())), learners
+    words = ("--end-within", f"{patience.syncer_s:g}s", *(("--refragment",) if refragment else ()))
+    return spec("syncer", "syncer", *words), learners
 
 
 def launch(
@@ -101,7 +105,8 @@ def launch(
         clock: Real time.
         rng: Chance, for the jitter of restarts.
         load: Reads the configuration again, at SIGHUP.
-        beside: Runs on the event loop while the run does, and is cancelled at its end.
+        beside: Runs on the event loop while the run does, and is cancelled at its end; should it fail, the run ends in
+            order.
 
     Raises:
         StorageLocked: Another process has the folder.
@@ -122,8 +127,9 @@ def launch(
         ensure_folder(run_folder / "logs")
         # Left over from an earlier life; it must mean that this syncer listens.
         (run_folder / "address").unlink(missing_ok=True)
-        write_text(run_folder / "config.json", config.resolved_json())
-        syncer, learners = process_specs(config, run_folder, resume=resume, refragment=refragment)
+        write_text(run_folder / _GIVEN, config.resolved_json())
+        patience = Patience()
+        syncer, learners = process_specs(config, run_folder, patience, resume=resume, refragment=refragment)
         say = partial(_say, display)
         supervisor = Supervisor(
             syncer=syncer,
@@ -132,7 +138,7 @@ def launch(
             quorum=config.sync.quorum,
             env=child_environment(env),
             policy=RestartPolicy(),
-            patience=Patience(),
+            patience=patience,
             rng=rng,
             clock=clock,
             say=say,
@@ -155,7 +161,7 @@ def _reload(live: LiveConfig, run_folder: Path, supervisor: Supervisor, say: Cal
 
     if live.reload():
         try:
-            write_text(run_folder / "config.json", live.config.resolved_json())
+            write_text(run_folder / _GIVEN, live.config.resolved_json())
         except StorageError as exc:
             say(f"nobody follows: {exc}")
         else:
@@ -186,11 +192,18 @@ async def _supervised(
     async with asyncio.TaskGroup() as group:
         others = [group.create_task(_watched(supervisor, display, address_path, clock))]
         if beside is not None:
-            others.append(group.create_task(beside(supervisor)))
+            others.append(group.create_task(_accompanied(supervisor, beside)))
         outcome = await supervisor.run()
         for task in others:
             task.cancel()
     return outcome
+
+
+async def _accompanied(supervisor: Supervisor, beside: Beside) -> None:
+    try:
+        await beside(supervisor)
+    except Exception as exc:  # noqa: BLE001 - this is the supervisor: processes end in order, whoever else fails
+        supervisor.give_up(f"internal error beside the run: {type(exc).__name__}: {exc}")
 
 
 def _interrupt(supervisor: Supervisor, display: Display, number: signal.Signals) -> None:

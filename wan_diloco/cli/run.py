@@ -75,11 +75,8 @@ def run(
         return
 
     folder = run_folder or config.run.folder_path
-
-    def begun(config: RunConfig) -> RunConfig:
-        return as_begun(config, folder) if resume else config
-
-    config = begun(config)
+    if resume:
+        config = as_begun(config, folder)
     if check_folder(config, folder, resume=resume, refragment=refragment) is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {folder} is finished; this is its result", err=True)
         _print_result(folder, as_json=as_json)
@@ -89,7 +86,7 @@ def run(
         folder,
         resume=resume,
         refragment=refragment,
-        load=lambda: begun(load(files, overrides).config),
+        load=lambda: load(files, overrides).config,
     )
     if outcome.exit_code == EXIT_OK:
         _print_result(folder, as_json=as_json)

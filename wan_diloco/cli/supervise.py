@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from wan_diloco.cli.keeper import Condition, Keeper, ProcessSpec
 from wan_diloco.cli.lives import RestartPolicy
-from wan_diloco.errors import EXIT_AUTH, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY
+from wan_diloco.errors import EXIT_AUTH, EXIT_INTERNAL, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY
 
 if TYPE_CHECKING:
     import random
@@ -49,17 +49,22 @@ class Patience:
     Attributes:
         finish_s: Learners, by themselves, after the end of the run.
         drain_s: Learners, after SIGTERM, before the syncer is told as well: the time to write a checkpoint.
-        settle_s: Anybody, from then on: the time to write a snapshot. Schedulers kill 30 s after they told the run to
-            end; all of it, and the killing, is over by then.
+        total_s: Anybody, from the learners' SIGTERM on. Schedulers kill 30 s after they told the run to end; all of it,
+            and the killing, is over by then.
         hurry_s: Anybody, after a second Ctrl-C.
         kill_s: A guardian, to kill what it guards.
     """
 
     finish_s: float = 10.0
     drain_s: float = 9.0
-    settle_s: float = 17.0
+    total_s: float = 26.0
     hurry_s: float = 2.0
     kill_s: float = 2.0
+
+    @property
+    def syncer_s(self) -> float:
+        """What the syncer has for its end at the least: merges, a snapshot, and what its store lacks."""
+        return self.total_s - self.drain_s
 
 
 def _concerns_all(keeper: Keeper) -> bool:
@@ -158,6 +163,14 @@ class Supervisor:
         self._interrupted = True
         self._decide(Outcome(exit_code=EXIT_SIGINT if number == signal.SIGINT else EXIT_SIGTERM))
 
+    def give_up(self, problem: str) -> None:
+        """End the run in order, because of a bug of whoever supervises it.
+
+        Args:
+            problem: One sentence.
+        """
+        self._decide(Outcome(exit_code=EXIT_INTERNAL, problem=problem))
+
     def reload(self) -> None:
         """Have everybody read the configuration again."""
         for keeper in (self.syncer, *self.learners):
@@ -210,18 +223,19 @@ class Supervisor:
 
     async def _end(self, tasks: Mapping[Keeper, asyncio.Task[None]]) -> None:
         """Bring all processes down, learners before the syncer, so that their goodbyes are heard."""
-        patience = self._patience
+        patience, loop = self._patience, asyncio.get_running_loop()
         learners = {tasks[keeper] for keeper in self.learners}
         if self._outcome == Outcome(exit_code=EXIT_OK):
             for keeper in self.learners:
                 keeper.forbid_restart()
             await self._gone(learners, patience.finish_s)
+        told_s = loop.time()
         for keeper in self.learners:
             keeper.stop()
         await self._gone(learners, patience.drain_s)
         self.syncer.stop()
         everybody = {*learners, tasks[self.syncer]}
-        await self._gone(everybody, patience.settle_s)
+        await self._gone(everybody, told_s + patience.total_s - loop.time())
         if self._hurry.is_set():
             await asyncio.wait(everybody, timeout=patience.hurry_s)
         for keeper, task in tasks.items():

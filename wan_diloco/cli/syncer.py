@@ -10,6 +10,7 @@ from wan_diloco.cli.folders import Holding, as_begun, check_syncer_folder
 from wan_diloco.cli.options import ConfigFiles, Overrides, RefragmentFlag, RunFolder, hold_reloads, load
 from wan_diloco.cli.preflight import check_memory, check_port
 from wan_diloco.errors import UsageError
+from wan_diloco.units import parse_duration
 
 if TYPE_CHECKING:
     from wan_diloco.config import RunConfig
@@ -33,6 +34,10 @@ def syncer(
         bool,
         typer.Option("--take-over", help="Push a syncer aside that has syncer.store, though it may be alive: it ends."),
     ] = False,
+    end_within: Annotated[
+        str,
+        typer.Option("--end-within", metavar="TIME", help="How long it may last after SIGTERM."),
+    ] = "27s",
     input_log: Annotated[
         bool, typer.Option("--input-log", help="Write every event to input.jsonl, for debugging.")
     ] = False,
@@ -44,13 +49,13 @@ def syncer(
     """
     if refragment and not resume:
         raise UsageError("--refragment is for a run that goes on: give --resume too")
+    end_within_s = parse_duration(end_within)
     hold_reloads()
 
-    def again() -> RunConfig:
-        config = load(files, overrides).config
-        return as_begun(config, run_folder) if resume else config
+    def given() -> RunConfig:
+        return load(files, overrides).config
 
-    config = again()
+    config = as_begun(given(), run_folder) if resume else given()
     if check_syncer_folder(config, run_folder, resume=resume, refragment=refragment) is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {run_folder} is finished", err=True)
         return
@@ -68,7 +73,8 @@ def syncer(
         resume,
         refragment=refragment,
         input_log=input_log,
-        load=again,
+        load=given,
         take_over=take_over,
+        end_within_s=end_within_s,
     )
     raise typer.Exit(code)

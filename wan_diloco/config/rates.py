@@ -18,6 +18,8 @@ __all__ = ["Adopted", "LiveConfig", "adopt_rates"]
 # By section, the settings' names in the schema and in files.
 _OF_SYNCER: Final = {"ingress_bytes_per_s": "ingress", "egress_bytes_per_s": "egress"}
 _NO_CAP: Final = rate_text(0.0)
+# Whoever goes on with a run finds out what these are; a file that doesn't give them differs in nothing.
+_OF_THE_RUN: Final = {"data.shards": 0, "regions.shard": -1}
 _OF_REGION: Final = {"uplink_bytes_per_s": "uplink", "downlink_bytes_per_s": "downlink"}
 
 
@@ -79,7 +81,7 @@ def _other_settings(current: RunConfig, now: dict[str, Any], wished: dict[str, A
     fixed = {key for key, _ in current.agreement()}
     for key, value in now.items():
         # Of a region that is in one of them only there is a sentence already.
-        if key in wished and value != wished[key]:
+        if key in wished and value != wished[key] and wished[key] != _OF_THE_RUN.get(_setting(key), value):
             until = "a run that was begun keeps it" if key in fixed else "it stays as it is until the next start"
             yield f"{key} differs in the configuration: {until}"
 
@@ -115,6 +117,11 @@ class LiveConfig:
             self._say("the configuration was read again; no rate differs")
         self.config = adopted.config
         return bool(adopted.changed)
+
+
+def _setting(key: str) -> str:
+    section, _, rest = key.partition(".")
+    return f"{section}.{rest.rpartition('.')[2]}"
 
 
 def _written(config: RunConfig) -> Iterator[tuple[str, Any]]:

@@ -104,26 +104,23 @@ def check_shards(now: Mapping[str, int], had: Mapping[str, int]) -> None:
             )
 
 
-def keep_shards(config: RunConfig, before: RunConfig) -> RunConfig:
+def keep_shards(config: RunConfig, had: Mapping[str, int], num_shards: int) -> RunConfig:
     """A configuration in which shards that aren't given are those that the run has already, by the regions' names.
 
     Args:
         config: What the run is to go on with.
-        before: What it had.
+        had: The shard of each region that ever took part, as far as it is known.
+        num_shards: Into how many the run's text was cut.
 
     Raises:
         ConfigError: No shard is left for a region that is new.
     """
-    num_shards = config.data.shards or before.num_shards
-    had = before.shards
+    num_shards = config.data.shards or num_shards
     shards = {region.name: region.shard for region in config.regions if region.shard >= 0}
     for region in config.regions:
         if region.name in had:
             shards.setdefault(region.name, had[region.name])
-    # Behind those that were given at the start are those that nobody had; one in between may be of a region that is
-    # gone since the start before.
-    last = max(had.values())
-    free = sorted(set(range(num_shards)) - {*had.values(), *shards.values()}, key=lambda shard: (shard < last, shard))
+    free = sorted(set(range(num_shards)) - {*had.values(), *shards.values()})
     for region in config.regions:
         if region.name in shards:
             continue

@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from wan_diloco.config.addresses import host_port, store_address
 from wan_diloco.config.quantities import Count, Duration, Rate, Size
 from wan_diloco.config.relations import automatic_hidden, automatic_overwritten_steps, require_relations
 from wan_diloco.units import is_region_name
@@ -55,17 +56,6 @@ class _Settings(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
-
-
-def _host_port(value: str, *, empty: bool) -> str:
-    if empty and not value:
-        return value
-    host, _, port = value.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise PydanticCustomError(
-            "address", "{problem}", {"problem": f"{value!r} isn't an address", "hint": 'write it like "127.0.0.1:7000"'}
-        )
-    return value
 
 
 class RunSettings(_Settings):
@@ -333,26 +323,13 @@ class SyncerSettings(_Settings):
 
     @field_validator("store", "store_endpoint")
     @classmethod
-    def _valid_store(cls, value: str) -> str:
-        if "@" in value:
-            raise PydanticCustomError(
-                "store",
-                "{problem}",
-                {"problem": "holds what looks like a secret", "hint": "credentials belong in the environment"},
-            )
-        scheme, separator, rest = value.partition("://")
-        if not value or (scheme.isalnum() and separator and rest.strip("/") and value.isprintable()):
-            return value
-        raise PydanticCustomError(
-            "store",
-            "{problem}",
-            {"problem": f"{value!r} isn't an address", "hint": 'write it like "s3://bucket/prefix"'},
-        )
+    def _valid_store(cls, value: str, info: ValidationInfo) -> str:
+        return store_address(value, endpoint=info.field_name == "store_endpoint")
 
     @field_validator("listen")
     @classmethod
     def _valid_listen(cls, value: str) -> str:
-        return _host_port(value, empty=False)
+        return host_port(value, empty=False)
 
 
 class EvaluationSettings(_Settings):
@@ -406,7 +383,7 @@ class RegionSettings(_Settings):
     @field_validator("address")
     @classmethod
     def _valid_address(cls, value: str) -> str:
-        return _host_port(value, empty=True)
+        return host_port(value, empty=True)
 
 
 class UnlistedSettings(_Settings):

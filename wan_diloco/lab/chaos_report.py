@@ -22,8 +22,8 @@ CHAOS_FILE: Final = "chaos.json"
 SCHEDULE_FILE: Final = "chaos-schedule.json"
 
 # These go into summary.json, so that one file says how a run went.
-_HEADLINES: Final = ("faults", "longest_standstill_s", "ledger_balance", "double_merges", "lost_acknowledged")
-_MUST_BE_ZERO: Final = ("ledger_balance", "double_merges", "lost_acknowledged", "unaccounted")
+_ACCOUNT: Final = ("ledger_balance", "double_merges", "repeated_units", "lost_acknowledged")
+_HEADLINES: Final = ("faults", "longest_standstill_s", *_ACCOUNT)
 
 
 def chaos_report(
@@ -31,6 +31,7 @@ def chaos_report(
     seed: int,
     regions: Sequence[str],
     quorum: int,
+    install: str,
     befallen: Sequence[Befallen],
     seen: Observations,
     audit: TapeAudit,
@@ -38,6 +39,7 @@ def chaos_report(
     summary: Mapping[str, Any],
     disk: str,
     without: Mapping[str, str],
+    unwatched: str = "",
 ) -> dict[str, Any]:
     """The content of `chaos.json`.
 
@@ -45,6 +47,7 @@ def chaos_report(
         seed: Of the schedule.
         regions: Of the run, in order.
         quorum: K.
+        install: How updates are installed: "overwrite" or "rebase".
         befallen: Faults, in order of time.
         seen: Of the run.
         audit: Of its whole tape.
@@ -52,6 +55,7 @@ def chaos_report(
         summary: The run's own; empty when it has none.
         disk: How a full disk was had; empty when it couldn't be.
         without: Kinds of faults that this machine can't do, and why.
+        unwatched: Why the run wasn't watched to its end; empty when it was.
     """
     happened = [item for item in befallen if item.began_s is not None]
     stood = longest_standstill(seen, quorum)
@@ -65,12 +69,15 @@ def chaos_report(
         "faults_that_did_not_happen": len(befallen) - len(happened),
         "without": dict(without),
         "disk": disk,
+        "unwatched": unwatched,
         "quorum": quorum,
+        "install": install,
         "longest_standstill_s": None if stood is None else round(stood.duration_s, 2),
         "longest_standstill_from_s": None if stood is None else round(stood.from_s - started_s, 2),
         "longest_standstill_in_all_s": None if in_all is None else round(in_all.duration_s, 2),
         "ledger_balance": summary.get("ledger_balance"),
         "double_merges": audit.double_merges,
+        "repeated_units": audit.repeated_units,
         "lost_acknowledged": audit.lost_acknowledged,
         "unaccounted": audit.unaccounted,
         "audit": asdict(audit),
@@ -82,8 +89,11 @@ def chaos_report(
 
 
 def is_sound(report: Mapping[str, Any]) -> bool:
-    """Whether nothing was lost or counted twice, as far as the run got."""
-    return not any(report[key] for key in _MUST_BE_ZERO)
+    """Whether nothing was lost or counted twice, as far as the run got; it isn't known without the run's summary."""
+    # A rebasing install merges the overlap's work by two contributions, and says so.
+    repeats = report["install"] == "rebase"
+    zeros = (*_ACCOUNT, "unaccounted")
+    return all(report[key] == 0 for key in zeros if not (repeats and key == "repeated_units"))
 
 
 def summary_additions(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,15 +109,22 @@ def chaos_text(report: Mapping[str, Any]) -> str:
         "faults": f"{report['faults']}, of seed {report['seed']}" + (f"; {later} more did not happen" if later else ""),
         "stood still": f"{_seconds(stood)} at most while {report['quorum']} or more could contribute; "
         f"{_seconds(in_all)} in all",
-        "ledger": f"off by {report['ledger_balance']}; {report['double_merges']} merged twice, "
+        "ledger": f"{_balance(report['ledger_balance'])}; {report['double_merges']} merged twice, "
+        f"{report['repeated_units']} units of data merged twice, "
         f"{report['lost_acknowledged']} acknowledged and lost, {report['unaccounted']} unaccounted for",
     }
+    if report["unwatched"]:
+        rows["not watched"] = f"to the end, and no fault befell after that: {report['unwatched']}"
     lines = [f"{label:<18}{text}" for label, text in rows.items()]
     lines += [f"{'left out':<18}{kind}: {reason}" for kind, reason in report["without"].items()]
     lines += [f"    {sentence}" for sentence in report["audit"]["sentences"]]
     lines += ["", f"{'at':>8}  {'fault':<30}{'lasted':>8}{'well after':>12}{'stood still':>13}{'missed':>8}  discarded"]
     lines += [_row(item) for item in report["befallen"]]
     return "\n".join(lines)
+
+
+def _balance(tokens: int | None) -> str:
+    return "not known" if tokens is None else f"off by {tokens}"
 
 
 def _row(item: Mapping[str, Any]) -> str:

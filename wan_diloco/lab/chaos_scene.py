@@ -23,7 +23,7 @@ from wan_diloco.storage import write_text
 from wan_diloco.transport.grpc_client import fetch_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Scene", "Supervised"]
 
@@ -66,6 +66,7 @@ class Scene:
         schedule: As given.
         befallen: What happened so far.
         seen: What was seen so far.
+        problem: Why nothing more is seen, and nothing more befalls the run; empty while all is well.
     """
 
     def __init__(self, config: RunConfig, folder: Path, schedule: FaultSchedule, *, fills: bool) -> None:
@@ -73,6 +74,7 @@ class Scene:
         self.schedule = schedule
         self.befallen: list[Befallen] = [Befallen(fault=fault) for fault in schedule.in_order]
         self.seen = Observations()
+        self.problem = ""
         self._folder = folder
         self._ballast = Ballast(folder) if fills else None
         self._sockets = {region.name: loopback_socket() for region in config.regions}
@@ -95,7 +97,9 @@ class Scene:
         return config.model_copy(update={"regions": regions, "run": run})
 
     async def play(self, supervisor: Supervised, say: Callable[[str], None]) -> None:
-        """Serve the links, watch, and have the faults befall the run from its first step on.
+        """Serve the links, watch, and have the faults befall the run from its first step on; until cancelled.
+
+        What fails here is said, and is no fault of the run's, which goes on over its links.
 
         Args:
             supervisor: Of the run.
@@ -126,6 +130,10 @@ class Scene:
                     group.create_task(watch.run())
                     await watch.started.wait()
                     await storm.run()
+            except Exception as exc:  # noqa: BLE001 - an instrument must never end what it measures
+                self.problem = "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in _leaves(exc))
+                say(f"chaos: nothing more is watched, and no more faults befall the run ({self.problem})")
+                await asyncio.Event().wait()
             finally:
                 watch.look_at_tape()
 
@@ -168,3 +176,11 @@ class Scene:
         if known is None or known.condition() is None:
             known = self._known[name] = find(name)
         return known
+
+
+def _leaves(problem: Exception) -> Iterator[Exception]:
+    if isinstance(problem, ExceptionGroup):
+        for each in problem.exceptions:
+            yield from _leaves(each)
+    else:
+        yield problem

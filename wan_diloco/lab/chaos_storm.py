@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
@@ -29,6 +30,7 @@ _FIND_S: Final = 20.0
 _FIND_EVERY_S: Final = 0.05
 # Who makes room on a full disk, by dropping what is old, finds it full again.
 _FILL_EVERY_S: Final = 0.5
+_GONE: Final = "the process ended by itself"
 
 
 class Starting(Protocol):
@@ -94,6 +96,8 @@ class Storm:
         self._on_links: dict[str, list[FaultSettings]] = {name: [] for name in links}
         self._frozen: list[Victim] = []
         self._full = 0
+        # One thread, so that the disk is emptied after whatever was written to it last.
+        self._filler = ThreadPoolExecutor(1, thread_name_prefix="ballast")
 
     async def run(self) -> None:
         """Let everything happen, counted from now, until the last fault is over."""
@@ -109,7 +113,8 @@ class Storm:
                 active.clear()
                 self._links[name].change(GOOD)
             if self._ballast is not None:
-                self._ballast.empty()
+                await self._off_the_loop(self._ballast.empty)
+            self._filler.shutdown(wait=False)
 
     async def _befall(self, item: Befallen, due_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -127,7 +132,8 @@ class Storm:
         match fault.kind:
             case FaultKind.KILL:
                 assert victim is not None
-                victim.send(signal.SIGKILL)
+                if not victim.send(signal.SIGKILL):
+                    item.problem, item.began_s = _GONE, None
             case FaultKind.SKEW:
                 assert victim is not None
                 assert fault.offset_s is not None
@@ -135,7 +141,7 @@ class Storm:
                 victim.send(signal.SIGKILL)
             case FaultKind.STOP:
                 assert victim is not None
-                await self._freeze(victim, fault.duration_s)
+                await self._freeze(victim, item)
             case FaultKind.JOIN:
                 self._starting.release(fault.region)
             case FaultKind.FULL_DISK:
@@ -163,11 +169,13 @@ class Storm:
             await asyncio.sleep(_FIND_EVERY_S)
         return None
 
-    async def _freeze(self, victim: Victim, duration_s: float) -> None:
+    async def _freeze(self, victim: Victim, item: Befallen) -> None:
         """Stop a process for a while; one that two faults stop goes on after both."""
+        if not victim.send(signal.SIGSTOP):
+            item.problem, item.began_s = _GONE, None
+            return
         self._frozen.append(victim)
-        victim.send(signal.SIGSTOP)
-        await asyncio.sleep(duration_s)
+        await asyncio.sleep(item.fault.duration_s)
         self._frozen.remove(victim)
         if victim not in self._frozen:
             victim.send(signal.SIGCONT)
@@ -185,14 +193,21 @@ class Storm:
             item.problem, item.began_s = "no disk can be filled here", None
             return
         self._full += 1
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(item.fault.duration_s):
-                while True:
-                    self._ballast.fill()
-                    await asyncio.sleep(_FILL_EVERY_S)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(item.fault.duration_s):
+                    while True:
+                        if not await self._off_the_loop(self._ballast.fill):
+                            await asyncio.sleep(_FILL_EVERY_S)
+        except OSError as exc:
+            item.problem, item.began_s = f"the disk can't be filled: {exc.strerror}", None
         self._full -= 1
         if not self._full:
-            self._ballast.empty()
+            await self._off_the_loop(self._ballast.empty)
+
+    async def _off_the_loop(self, work: Callable[[], object]) -> object:
+        """Have a disk do something; links and whoever watches go on meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(self._filler, work)
 
 
 def _link_under(faults: list[FaultSettings]) -> LinkState:

@@ -179,12 +179,17 @@ class Watch:
                     self._read_bytes = 0
                 file.seek(self._read_bytes)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:
+            # It isn't there yet, or its disk has other worries; the next look sees more.
             return
         whole = data.rfind(b"\n") + 1
         self._read_bytes += whole
         for line in data[:whole].splitlines():
-            self._take(json.loads(line))
+            # A copy that is cut and written again while it is read may show parts of two lines as one.
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    self._take(record)
 
     def _take(self, record: Mapping[str, Any]) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -23,6 +23,9 @@ __all__ = ["Ballast", "DiskPlan", "SmallDisk", "plan_disk"]
 _SMALL_BYTES: Final = 4 * 2**30
 _COMMAND_S: Final = 60.0
 _PIECES: Final = (4 * 2**20, 64 * 2**10, 4 * 2**10, 512)
+# Others of a process that fills a disk want to be heard in between, and to stop it.
+_FILL_BYTES_MAX: Final = 64 * 2**20
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +75,17 @@ class SmallDisk:
     def __init__(self, folder: Path, size_bytes: int) -> None:
         """Mount nothing yet."""
         self._folder = folder.absolute()
+        self._kept = self._folder.with_name(f".{self._folder.name}.kept")
         self._size_bytes = size_bytes
 
     def __enter__(self) -> Self:
         """Mount it.
 
         Raises:
-            StorageError: The system refuses.
+            StorageError: The system refuses; or what an earlier disk held still waits to be moved.
         """
+        if self._kept.exists():
+            raise StorageError(f"{self._kept} holds what was on an earlier small disk: move it away first")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -94,17 +100,22 @@ class SmallDisk:
         """Take it away.
 
         Raises:
-            StorageError: What was written can't be kept; the disk is still mounted then.
+            StorageError: What was written can't be kept, or somebody works there: the disk is still mounted then. Or it
+                can't be moved into the folder; the text says where it is.
         """
-        kept = self._folder.with_name(f".{self._folder.name}.kept")
         try:
-            shutil.copytree(self._folder, kept, symlinks=True)
-        except (OSError, shutil.Error) as exc:
-            raise StorageError(f"can't keep what is on the small disk {self._folder}, still mounted: {exc}") from exc
-        _call("umount", str(self._folder))
-        for path in kept.iterdir():
-            path.rename(self._folder / path.name)
-        kept.rmdir()
+            shutil.copytree(self._folder, self._kept, symlinks=True)
+            _call("umount", str(self._folder))
+        except (OSError, shutil.Error, StorageError) as exc:
+            if self._folder.is_mount():
+                shutil.rmtree(self._kept, ignore_errors=True)
+                raise StorageError(f"the small disk {self._folder} is still mounted, with all of it: {exc}") from exc
+        try:
+            for path in self._kept.iterdir():
+                path.rename(self._folder / path.name)
+            self._kept.rmdir()
+        except OSError as exc:
+            raise StorageError(f"what was on the small disk is in {self._kept}, and can't be moved: {exc}") from exc
 
 
 class Ballast:
@@ -119,10 +130,13 @@ class Ballast:
         self._path = folder / "ballast"
 
     def fill(self) -> int:
-        """Write until nothing more fits; may be called again while others make room.
+        """Write until nothing more fits, or for a while; to be called again, also when others made room.
 
         Returns:
-            Bytes that were written now.
+            Bytes that were written now; 0 when the disk is full.
+
+        Raises:
+            OSError: It refuses for another reason.
         """
         written = 0
         try:
@@ -134,8 +148,8 @@ class Ballast:
             for size in _PIECES:
                 piece = bytes(size)
                 try:
-                    while done := os.write(descriptor, piece):
-                        written += done
+                    while written < _FILL_BYTES_MAX:
+                        written += os.write(descriptor, piece)
                 except OSError as exc:
                     _unless_full(exc)
         finally:
@@ -154,18 +168,21 @@ def _unless_full(problem: OSError) -> int:
     Raises:
         OSError: It is another problem.
     """
-    if problem.errno != errno.ENOSPC:
+    if problem.errno not in _FULL:
         raise problem
     return 0
 
 
 def _call(*words: str) -> None:
-    done = subprocess.run(
-        [shutil.which(words[0]) or words[0], *words[1:]],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_COMMAND_S,
-    )
+    try:
+        done = subprocess.run(
+            [shutil.which(words[0]) or words[0], *words[1:]],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_COMMAND_S,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise StorageError(f"{' '.join(words)}: no end after {_COMMAND_S:.0f} s") from exc
     if done.returncode != 0:
         raise StorageError(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")

@@ -154,8 +154,7 @@ class _Auditor:
         named = next((entries for _, entries in self._closed.values() if key in entries), None)
         if named is not None:
             # A close named it, and then it couldn't be merged.
-            step_hi = named.pop(key)
-            self._covered[key[:3]].remove((key[3], step_hi))
+            self._undo(key, named.pop(key))
         elif self._waiting[key[2]].pop(key, None) is None:
             self.audit.unaccounted += 1
             self._wrong(f"{_said(key, int(header['step_hi']))} was discarded ({reason}) without waiting for anything")
@@ -174,7 +173,7 @@ class _Auditor:
         self._waiting.clear()
         for _, entries in self._closed.values():
             for key, step_hi in entries.items():
-                self._covered[key[:3]].remove((key[3], step_hi))
+                self._undo(key, step_hi)
         self._closed.clear()
         self._versions = {fragment: (epoch, count) for fragment, (_, count) in self._versions.items()}
 
@@ -188,7 +187,7 @@ class _Auditor:
                 self.audit.unaccounted += 1
                 self._wrong(f"round {round_id} loses what it doesn't merge: {key}")
                 continue
-            self._covered[key[:3]].remove((key[3], entries.pop(key)))
+            self._undo(key, entries.pop(key))
             self.audit.discarded["unreadable"] = self.audit.discarded.get("unreadable", 0) + 1
         if not entries:
             self._closed.pop(round_id, None)
@@ -240,6 +239,13 @@ class _Auditor:
             self.audit.repeated_units += again
             self._wrong(f"round {round_id} merges {_said(key, step_hi)}: {again} units of data for the second time")
         merged.append((unit_lo, unit_hi, key))
+
+    def _undo(self, key: _Key, step_hi: int) -> None:
+        """What a close named isn't merged after all: neither its steps nor its units are."""
+        self._covered[key[:3]].remove((key[3], step_hi))
+        if (shard := self._shards.get(key[:2])) is not None:
+            read = self._units[shard, key[2]]
+            read[:] = [found for found in read if found[2] != key]
 
     def _publish(self, record: Mapping[str, Any]) -> None:
         round_id, fragment, version = int(record["round_id"]), int(record["fragment_id"]), _version(record["version"])

@@ -53,20 +53,23 @@ class Victim:
         return hash(self._process)
 
     def send(self, number: signal.Signals) -> bool:
-        """Signal it; False when it is gone."""
+        """Signal it; False when it is gone, or not ours to signal."""
         try:
             self._process.send_signal(number)
-        except psutil.NoSuchProcess:
+        except psutil.Error:
             return False
         return True
 
     def condition(self) -> Condition | None:
-        """How it is; None when it is gone."""
+        """How it is; None when it is gone, or can't be looked at."""
         try:
+            # The only question that asks for more than the pid, which another may have by now.
+            if not self._process.is_running():
+                return None
             with self._process.oneshot():
                 status = self._process.status()
                 times = self._process.cpu_times()
-        except psutil.NoSuchProcess:
+        except psutil.Error:
             return None
         if status in _DEAD:
             return None
@@ -77,7 +80,7 @@ def command_of(guardian_pid: int | None) -> Victim | None:
     """The process below a guardian; None while there is none."""
     if guardian_pid is None:
         return None
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.Error):
         for child in psutil.Process(guardian_pid).children():
             # Orphans of the command are the guardian's children too, for a moment.
             if _UPLINK not in child.cmdline() and child.status() not in _DEAD:
@@ -89,7 +92,7 @@ def uplink_of(learner: Victim | None) -> Victim | None:
     """The uplink of a learner; None while there is none."""
     if learner is None:
         return None
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.Error):
         for child in psutil.Process(learner.pid).children():
             if _UPLINK in child.cmdline() and child.status() not in _DEAD:
                 return Victim(child)

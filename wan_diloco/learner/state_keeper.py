@@ -35,7 +35,8 @@ class StateKeeper:
     Args:
         area: The row.
         spawn: Of the owner's task group.
-        worker: Where rows are looked at.
+        worker: Where rows are looked at and let go of, for seconds where they are long: one thread that keeps the order
+            of its jobs, and has no contribution's.
         tell: The machine.
     """
 
@@ -49,6 +50,14 @@ class StateKeeper:
         self._tell = tell
         self._giving: dict[TransferId, asyncio.Task[None]] = {}
         self._fetching: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
+
+    def pin(self, ask: Callable[[], None]) -> None:
+        """Have the trainer asked for its moments, when the row is free for them."""
+        if self._releasing is None:
+            ask()
+        else:
+            self._spawn(_after(self._releasing, ask))
 
     def describe(self, number: int) -> None:
         """Look at what the trainer pinned."""
@@ -78,13 +87,19 @@ class StateKeeper:
     def release(self) -> None:
         """Let go of what is pinned or fetched."""
         self.stop()
-        self._area.release()
+        self._area.spoilt()
+        self._releasing = self._spawn(self._release())
 
     def _stop_fetching(self) -> asyncio.Task[None] | None:
         task, self._fetching = self._fetching, None
         if task is not None:
             task.cancel()
         return task
+
+    async def _release(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._area.release)
+        if self._releasing is asyncio.current_task():
+            self._releasing = None
 
     async def _describe(self, number: int) -> None:
         digest, finite = await asyncio.get_running_loop().run_in_executor(self._worker, self._area.describe)
@@ -101,9 +116,9 @@ class StateKeeper:
             self._giving.pop(transfer, None)
 
     async def _fetch(self, offer: StateOffered, connection: Connection, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            # Two must not write into the row.
-            await asyncio.wait([before])
+        # Two must not write into the row, nor one while it is let go of.
+        if busy := [task for task in (before, self._releasing) if task is not None]:
+            await asyncio.wait(busy)
         transfer, manifest = offer.transfer, offer.manifest
         if manifest.size_bytes != self._area.size_bytes:
             reason = f"a state of {manifest.size_bytes} bytes, not {self._area.size_bytes}"
@@ -133,6 +148,11 @@ class StateKeeper:
                 self._tell(StateProgress(transfer=transfer))
 
         return came
+
+
+async def _after(task: asyncio.Task[None], ask: Callable[[], None]) -> None:
+    await asyncio.wait([task])
+    ask()
 
 
 class _Sink:

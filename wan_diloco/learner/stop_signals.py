@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -33,7 +34,7 @@ class StopSignals:
         self._wake = wake
         self.received: signal.Signals | None = None
         self._reload = False
-        self._last_resort: LastResort | None = None
+        self._pid = os.getpid()
 
     def fileno(self) -> int:
         """The descriptor that a signal makes readable."""
@@ -62,38 +63,38 @@ class StopSignals:
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """Remember a signal; the same one to stop once more ends the process at once, as it would by default."""
+        if os.getpid() != self._pid:
+            # A fork of the process, which nobody asks what it wishes.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
         if number == signal.SIGHUP:
             self._reload = True
             return
-        if self.received is None:
-            # A step may take longer than anybody waits for a process that was told to end.
-            self._last_resort = LastResort(128 + number, get_logger("learner"))
         self.received = signal.Signals(number)
         signal.signal(number, signal.SIG_DFL)
-
-    def call_off(self) -> None:
-        """The process ends by itself."""
-        if self._last_resort is not None:
-            self._last_resort.call_off()
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Catch the signals that ask a process to end, or to read its configuration again; main thread only."""
+    """Catch the signals that ask a process to end, or to read its configuration again; main thread only.
+
+    A step may take longer than anybody waits for a process that was told to end: then it is ended by force.
+    """
     wake, signalled = socket.socketpair()
     wake.setblocking(False)
     signalled.setblocking(False)
     signals = StopSignals(wake)
     handlers = {number: signal.signal(number, signals.handle) for number in _SIGNALS}
-    # The interpreter writes a byte here from within the signal: so a select returns, whenever it was begun.
-    wakeup_before = signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+    last_resort = LastResort(get_logger("learner"))
+    # So a select returns, whenever it was begun, and whichever thread the signal came to.
+    last_resort.pass_on(signalled.fileno())
     # Who started us may have it wait until now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     try:
         yield signals
     finally:
-        signals.call_off()
-        signal.set_wakeup_fd(wakeup_before)
+        last_resort.call_off()
         for number, handler in handlers.items():
             signal.signal(number, handler)
         wake.close()

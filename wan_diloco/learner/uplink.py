@@ -107,12 +107,16 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
     def connect() -> Connection:
         return grpc_connection(syncer_address(start, config), pacer, options=options)
 
-    with ThreadPoolExecutor(1, thread_name_prefix="maths") as worker:
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="maths") as worker,
+        ThreadPoolExecutor(1, thread_name_prefix="rows") as rows,
+    ):
         service = UplinkService(
             machine=learner_machine(config, layout, start.region, start.position, rng),
             connect=connect,
             clock=clock,
             worker=worker,
+            rows=rows,
             sink=_SocketSink(writer),
             fragments=held_fragments(layout, start.position, slots),
             wire=config.wire,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from wan_diloco.errors import AuthError, DecodeError, NonFiniteError, TransportError
@@ -87,6 +88,7 @@ class UplinkService:
         connect: Makes the next connection; may raise what `Connection.connect` may.
         clock: For the machine; the timer runs by the loop's.
         worker: For maths; one thread that keeps the order of its jobs, or inline.
+        rows: The same for rows of moments, so that no contribution waits behind them.
         sink: To the trainer.
         fragments: All, in order.
         wire: How contributions are written.
@@ -102,6 +104,7 @@ class UplinkService:
         connect: ConnectionFactory,
         clock: Clock,
         worker: Executor,
+        rows: Executor,
         sink: CommandSink,
         fragments: Sequence[HeldFragment],
         wire: WireSettings,
@@ -126,7 +129,7 @@ class UplinkService:
         self._uploads = UploadKeeper(
             spawn=self._spawn, worker=worker, broken=self._upload_broke, unusable=self._contribution_unusable
         )
-        self._states = StateKeeper(state, spawn=self._spawn, worker=worker, tell=self._process)
+        self._states = StateKeeper(state, spawn=self._spawn, worker=rows, tell=self._process)
         # What an event carries that the machine must not see, until the event has been handled.
         self._buffers: dict[UpdateHeader, list[Buffers]] = {}
         self._deferred_snapshots: dict[FragmentId, RequestSnapshot] = {}
@@ -214,7 +217,9 @@ class UplinkService:
             case InstallUpdate(fragment_id=fragment_id):
                 self._fragments[fragment_id].wish(effect)
                 self._send_install(fragment_id)
-            case AllowSteps() | SetPace() | PinState() | InstallMoments():
+            case PinState():
+                self._states.pin(partial(self._sink.send, effect))
+            case AllowSteps() | SetPace() | InstallMoments():
                 self._sink.send(effect)
             case DescribeState() | GiveState() | EndGiving() | FetchState() | ReleaseState():
                 self._move_state(effect)

@@ -26,6 +26,7 @@ from wan_diloco.storage.snapshot import (
     keep_last,
     latest_snapshot,
     load_snapshot,
+    newest_manifest,
 )
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "latest_snapshot",
     "load_snapshot",
     "manifest_names",
+    "newest_manifest",
     "owner_of",
     "read_json",
     "remove_leftovers",

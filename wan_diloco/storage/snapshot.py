@@ -46,6 +46,7 @@ __all__ = [
     "keep_last",
     "latest_snapshot",
     "load_snapshot",
+    "newest_manifest",
 ]
 
 FORMAT: Final = 2
@@ -183,6 +184,21 @@ def good_snapshots(folder: Path) -> dict[str, dict[str, Any]]:
     return good
 
 
+def newest_manifest(folder: Path) -> Mapping[str, Any] | None:
+    """What the newest snapshot says beside its tensors, which aren't looked at: for whom it is enough.
+
+    Returns:
+        None where no snapshot says anything that can be trusted.
+
+    Raises:
+        StorageError: The folder can't be listed.
+    """
+    for name in reversed(_names(folder)):
+        with contextlib.suppress(CheckpointError):
+            return _trusted_manifest(folder / name)["values"]  # type: ignore[no-any-return]  # a mapping
+    return None
+
+
 def keep_last(folder: Path, k: int, known: Container[str] = ()) -> list[str]:
     """Remove all snapshots older than the k newest good ones; damaged ones don't count and newer ones stay.
 
@@ -246,21 +262,31 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def _verified_manifest(path: Path) -> dict[str, Any]:
+    manifest = _trusted_manifest(path)
     try:
-        manifest = read_json(path / _MANIFEST)
         with translated("can't read", path / _TENSORS):
             tensors_digest = file_digest(path / _TENSORS)
+    except StorageError as exc:
+        raise CheckpointError(f"snapshot {path} is incomplete: {exc}") from exc
+    if tensors_digest != manifest.get("tensors_xxh3"):
+        raise CheckpointError(f"the tensors of snapshot {path} don't match their digest")
+    values: dict[str, Any] = manifest["values"]
+    return values
+
+
+def _trusted_manifest(path: Path) -> dict[str, Any]:
+    """The file, with what is in it about the tensors."""
+    try:
+        manifest: dict[str, Any] = read_json(path / _MANIFEST)
     except StorageError as exc:
         raise CheckpointError(f"snapshot {path} is incomplete: {exc}") from exc
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"snapshot {path} has format {manifest.get('format')!r}, this version reads {FORMAT}")
     claimed = manifest.pop("manifest_sha256", None)
-    values = manifest.get("values")
-    if claimed != _digest(manifest) or manifest.get("name") != path.name or not isinstance(values, dict):
+    named = manifest.get("name") == path.name and isinstance(manifest.get("values"), dict)
+    if claimed != _digest(manifest) or not named:
         raise CheckpointError(f"the manifest of snapshot {path} doesn't match its digest or its name")
-    if tensors_digest != manifest.get("tensors_xxh3"):
-        raise CheckpointError(f"the tensors of snapshot {path} don't match their digest")
-    return values
+    return manifest
 
 
 def _make_way(folder: Path, name: str) -> None:

@@ -1,8 +1,8 @@
 """Signals that ask a syncer to end, from its first moment to its last.
 
 Before it serves there is nothing to finish: such a signal ends what it is doing, by an exception. While it serves, the
-service is told. After that it only has its summary to write, and a signal changes nothing. At no moment does it hang:
-see `last_resort`.
+service is told. After that it only has its summary to write, and a signal changes nothing. The handlers stay the same
+all the time, so that a signal never does what it does by default. Whatever hangs, `last_resort` ends it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,20 @@ class Ending:
         received: The signal that asked for it; None before.
     """
 
-    def __init__(self) -> None:
-        """Nobody has asked."""
+    def __init__(self, last_resort: LastResort | None = None, within_s: float = WITHIN_S) -> None:
+        """Nobody has asked.
+
+        Args:
+            last_resort: Ends the process by force; None where nobody does.
+            within_s: After which it does, from the signal on.
+        """
         self.received: signal.Signals | None = None
+        self._last_resort = last_resort
+        self._within_s = within_s
         self._clock = SystemClock()
         self._received_s = 0.0
         self._tell: Callable[[], None] | None = None
         self._early = True
-        self._last_resort: LastResort | None = None
 
     @property
     def exit_code(self) -> int:
@@ -63,43 +69,31 @@ class Ending:
         """
         if self.received is None:
             return most_s
-        return max(0.0, min(most_s, WITHIN_S - spare_s - (self._clock.now_s() - self._received_s)))
+        return max(0.0, min(most_s, self._within_s - spare_s - (self._clock.now_s() - self._received_s)))
 
     def serve(self, tell: Callable[[], None]) -> None:
         """From now on, on the loop that runs, whoever serves is told."""
         loop = asyncio.get_running_loop()
-        self._early, self._tell = False, tell
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.signalled, number)
+
+        def tell_loop() -> None:
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody serves any more
+                loop.call_soon_threadsafe(tell)
+
+        self._early, self._tell = False, tell_loop
+        if self._last_resort is not None:
+            self._last_resort.stand_before_loop()
 
     def served(self) -> None:
-        """Nobody is told any more.
-
-        Ordering: on the loop. It takes its handlers with it when it is closed; what comes in between waits for `hold`.
-        """
-        self._tell = None
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-    def hold(self) -> None:
-        """A signal from now on is noted, and the process goes on to its end, which is near."""
-        self._early = False
-        for number in _SIGNALS:
-            signal.signal(number, self._handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        """Nobody is told any more: a signal from now on is noted, and the process goes on to its end, which is near."""
+        self._early, self._tell = False, None
 
     def signalled(self, number: int) -> None:
         """A signal came."""
         if self.received is None:
             self.received = signal.Signals(number)
             self._received_s = self._clock.now_s()
-            self._last_resort = LastResort(self.exit_code, get_logger("syncer"))
         if self._tell is not None:
             self._tell()
-
-    def call_off(self) -> None:
-        """The process, or what is left of it, is somebody else's."""
-        if self._last_resort is not None:
-            self._last_resort.call_off()
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.signalled(number)
@@ -110,15 +104,19 @@ class Ending:
 
 
 @contextmanager
-def ending_signals() -> Iterator[Ending]:
-    """Catch the signals that ask the process to end; main thread only."""
-    ending = Ending()
+def ending_signals(within_s: float = WITHIN_S) -> Iterator[Ending]:
+    """Catch the signals that ask the process to end; main thread only.
+
+    Args:
+        within_s: How long after such a signal the process may last.
+    """
+    last_resort = LastResort(get_logger("syncer"), within_s)
+    ending = Ending(last_resort, within_s)
     before = {number: signal.signal(number, ending._handle) for number in _SIGNALS}  # noqa: SLF001 - its maker
     try:
         yield ending
     finally:
-        ending.call_off()
+        last_resort.call_off()
         with contextlib.suppress(TypeError):  # a handler that isn't Python's can't be put back
             for number, handler in before.items():
                 signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

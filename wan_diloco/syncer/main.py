@@ -20,8 +20,8 @@ import uvloop
 
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
-from wan_diloco.config import LiveConfig, RunConfig, adopt_rates, load_config
-from wan_diloco.errors import EXIT_OK, ConfigError, StateTakenOver, StorageError, WanDilocoError
+from wan_diloco.config import LiveConfig, RunConfig
+from wan_diloco.errors import EXIT_OK, StateTakenOver, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
@@ -53,7 +53,7 @@ from wan_diloco.telemetry import (
     get_logger,
     read_metrics,
 )
-from wan_diloco.telemetry.last_resort import leave_at_once
+from wan_diloco.telemetry.last_resort import WITHIN_S, leave_at_once
 from wan_diloco.transport.allocator import give_back_freed_memory, keep_freed_memory
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.units import GlobalStep, LearnerId
@@ -68,6 +68,7 @@ _SHIP_LAST_S: Final = 10.0
 # What a stop takes after that: the store is given back, and all is closed.
 _SPARE_S: Final = 5.0
 _LOG: Final = get_logger("syncer")
+_CONFIG_FILE: Final = "config.json"
 _RETENTION: Final = {
     "since-snapshot": "the journal is kept as far as a restart from the two newest snapshots needs it",
     "all": "nothing of the journal is dropped, and it grows as long as the run does",
@@ -83,6 +84,7 @@ def run_syncer(
     input_log: bool = False,
     load: Callable[[], RunConfig] | None = None,
     take_over: bool = False,
+    end_within_s: float = WITHIN_S,
 ) -> int:
     """Serve a run until it has ended or a signal comes.
 
@@ -94,6 +96,7 @@ def run_syncer(
         input_log: Whether every event is written to `input.jsonl`.
         load: Reads the configuration again, at SIGHUP; None leaves it as it is.
         take_over: Whether another syncer that has the store is pushed aside, though it may be alive.
+        end_within_s: How long it may last after a signal to end.
 
     Returns:
         The exit code.
@@ -111,7 +114,7 @@ def run_syncer(
     clock = SystemClock()
     cutting = cutting_for(config, allowed=refragment)
     maths = cutting.maths_of(cutting.fragments)
-    with ending_signals() as ending, contextlib.ExitStack() as held:
+    with ending_signals(end_within_s) as ending, contextlib.ExitStack() as held:
         try:
             link = open_link(config, clock, take_over=take_over)
             if link is not None:
@@ -130,9 +133,9 @@ def run_syncer(
             held.callback(restored.lock.release)
             held.callback(restored.journal.close)
             give_back_freed_memory()
-            # The evaluator and whoever looks at the run later read it. Not before the folder is ours: the learners of
-            # a run that lives read it too, whenever they are started again.
-            _write_config(run_folder / "config.json", config)
+            # The evaluator and whoever looks at the run later read it, and whoever goes on with it. Not before the run
+            # is taken up: a configuration that is refused is never the run's.
+            write_text(run_folder / _CONFIG_FILE, config.resolved_json())
             metrics = held.enter_context(MetricsWriter(run_folder / METRICS_FILE, clock))
         except EndedEarly:
             _LOG.info("ended_early", detail="before it had the run's state, which is as it was: it writes no summary")
@@ -179,10 +182,10 @@ def _attend(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(service, live, run_folder, ending, shipper))
     except EndedEarly:
-        ending.hold()
+        ending.served()
         _conclude(run_folder, restored.state, metrics, clock.now_s(), finished=False, unevaluated="")
         return ending.exit_code
-    ending.hold()
+    ending.served()
     finished = service.finished
     ended_s = service.ended_s if finished else clock.now_s()  # without the evaluation after it
     _conclude(run_folder, service.state, metrics, ended_s, finished=finished, unevaluated=service.unevaluated)
@@ -195,19 +198,6 @@ def _attend(
             link.leave()
         leave_at_once(exit_code)
     return exit_code
-
-
-def _write_config(path: Path, config: RunConfig) -> None:
-    """Write the configuration, unless the one that is there differs in rates alone.
-
-    Whoever supervises us may have changed those since we read them, and told us by a signal that is still to come.
-    """
-    try:
-        is_there = not adopt_rates(config, load_config([path], env={}).config).ignored
-    except ConfigError:
-        is_there = False
-    if not is_there:
-        write_text(path, config.resolved_json())
 
 
 def _keep_freed_memory() -> None:
@@ -363,7 +353,16 @@ async def _serve(
         service.set_rates(rates)
 
     obey()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: obey() if live.reload() else None)
+
+    def reload() -> None:
+        if live.reload():
+            obey()
+            try:
+                write_text(run_folder / _CONFIG_FILE, live.config.resolved_json())
+            except StorageError as exc:
+                _LOG.warning("configuration", detail=f"the rates are others now, and config.json says the old: {exc}")
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     # Who started us may have it wait until now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     address = run_folder / "address"
@@ -380,7 +379,6 @@ async def _serve(
         # Nobody listens there any more; another syncer will listen elsewhere.
         address.unlink(missing_ok=True)
         await server.stop(_GRACE_S)
-        ending.served()
 
 
 def _shipper(config: RunConfig, folder: Path, restored: Restored, link: StoreLink) -> Shipper:

@@ -12,7 +12,7 @@ from typing import Final
 from wan_diloco.protocol.pacing import Cap
 from wan_diloco.protocol.sharing import Flow, SharedLink, Trunk
 
-__all__ = ["Pacer", "Total", "Transfer", "acknowledging_cost", "chunk_bytes_for", "wire_cost"]
+__all__ = ["CHUNK_BYTES_MIN", "Pacer", "Total", "Transfer", "acknowledging_cost", "chunk_bytes_for", "wire_cost"]
 
 # Ethernet, IPv4 and TCP with timestamps around each 1448 bytes; a cap is about the line, not about us.
 _SEGMENT_BYTES: Final = 1448
@@ -26,7 +26,7 @@ _SEGMENTS_ACKNOWLEDGED: Final = 2
 # Two frame headers of ours, and what else is in a message beside a chunk.
 _CHUNK_OVERHEAD_BYTES: Final = 64
 # Below this a message is mostly headers.
-_CHUNK_BYTES_MIN: Final = 4 * 1024
+CHUNK_BYTES_MIN: Final = 4 * 1024
 # Event loops round timers to milliseconds, some downwards: a shorter one would only fire again and again.
 _TIMER_S_MIN: Final = 0.001
 
@@ -56,7 +56,7 @@ def chunk_bytes_for(rate_bytes_per_s: float | None, chunk_bytes: int) -> int:
     line_bytes = Cap.of(rate_bytes_per_s).message_bytes_max
     framed_bytes = line_bytes * _SEGMENT_BYTES // (_SEGMENT_BYTES + _SEGMENT_COST) - _SEGMENT_COST
     frames_cost = _HTTP2_FRAME_COST * (1 + framed_bytes // _HTTP2_FRAME_BYTES)
-    return min(chunk_bytes, max(_CHUNK_BYTES_MIN, framed_bytes - frames_cost - _CHUNK_OVERHEAD_BYTES))
+    return min(chunk_bytes, max(CHUNK_BYTES_MIN, framed_bytes - frames_cost - _CHUNK_OVERHEAD_BYTES))
 
 
 class Total:

@@ -15,7 +15,7 @@ from wan_diloco.errors import TransportError
 from wan_diloco.transport.beside import beside
 from wan_diloco.transport.interface import SyncerHandler
 from wan_diloco.transport.paced_stream import PacedStream
-from wan_diloco.transport.pacer import chunk_bytes_for
+from wan_diloco.transport.pacer import CHUNK_BYTES_MIN, chunk_bytes_for
 from wan_diloco.transport.session import ServerSession
 from wan_diloco.transport.streams import END_MARK, ServerStream
 from wan_diloco.units import TransferId
@@ -157,7 +157,8 @@ class Relay:
 
 def _fitted(call: StateCall, donor: ServerSession, taker: ServerSession) -> StateCall:
     """The same with pieces that suit all caps on the way."""
-    chunk_bytes = call.chunk_bytes or CHUNK_BYTES_DEFAULT
+    # A taker that asks for less would have the donor send nothing but headers.
+    chunk_bytes = max(call.chunk_bytes or CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MIN)
     for pacer in (donor.inbound, taker.outbound):
         chunk_bytes = chunk_bytes_for(pacer.rate_bytes_per_s, chunk_bytes)
     return replace(call, chunk_bytes=chunk_bytes)

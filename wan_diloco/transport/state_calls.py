@@ -155,7 +155,8 @@ async def take_state(
 
 async def _answered(stream: ClientStream) -> StateCall:
     data = await stream.read()
-    if data is None:
+    if not data:
+        # The call ended, or what came first is the mark of the end: whoever was to take it left meanwhile.
         raise TransportError("nobody takes this state")
     try:
         return decode_state_call(data)

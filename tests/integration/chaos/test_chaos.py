@@ -125,7 +125,14 @@ def check_account(folder: Path, report: dict[str, Any]) -> None:
     assert audit["outstanding"] == 0
     assert audit["acknowledged"] == audit["merged"] + audit["replaced"] + sum(audit["discarded"].values())
     assert audit["published"] == summary["rounds"]
-    for key in ("faults", "longest_standstill_s", "ledger_balance", "double_merges", "lost_acknowledged"):
+    for key in (
+        "faults",
+        "longest_standstill_s",
+        "ledger_balance",
+        "double_merges",
+        "repeated_units",
+        "lost_acknowledged",
+    ):
         assert summary[key] == report[key]
     assert summary["ledger_balance"] == 0
     assert 'id="part-faults"' in (folder / "run" / "report.html").read_text()

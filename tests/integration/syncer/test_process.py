@@ -191,6 +191,8 @@ def test_a_hangup_changes_rates_and_learners_are_granted_theirs(tmp_path):
                 log = process.log.read_text()
                 assert "syncer.ingress is 80mbit now, was 0B/s (no cap)" in log
                 assert "outer.lr differs" in log
+                stored = json.loads((tmp_path / "config.json").read_text())
+                assert (stored["syncer"]["ingress"], stored["outer"]["lr"]) == ("80mbit", config.outer.lr)
                 process.popen.send_signal(signal.SIGTERM)
                 assert await process.exit_code() == 143
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from tests.support.transport import RecordingHandler, poll, random_bytes, within
-from tests.support.transport_words import connected
+from tests.support.transport_words import collect, connected, pace, report
 from tests.support.transport_worlds import Runner, World
 from wan_diloco.errors import TransportError
+from wan_diloco.protocol.messages import SyncerMessage
 from wan_diloco.transport.interface import Connection, SyncerServer
 from wan_diloco.transport.pacer import Pacer
 from wan_diloco.units import TransferId
@@ -182,7 +183,18 @@ def test_a_row_of_another_length_is_not_taken(run: Runner) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(_either(both.donor.give_state(T2, ROW)))
             await fails(both.joiner.take_state(T2, Sink(ROW.size + 1)))
-        await poll(lambda: not both.handler.ended)
+        # Nobody's session ends for that: both are heard, and hear.
+        for index, connection in enumerate((both.donor, both.joiner)):
+            came: list[SyncerMessage] = []
+            async with asyncio.TaskGroup() as group:
+                hearing = group.create_task(collect(connection, came))
+                connection.send(report(index))
+                await within(both.handler.until(lambda number=index: len(both.handler.heard) > number))
+                both.handler.sessions[index].send(pace(index))
+                await within(poll(lambda heard=came: bool(heard)))
+                hearing.cancel()
+            assert came == [pace(index)]
+        assert not both.handler.ended
         await both.close()
 
     run(scenario)

@@ -87,3 +87,13 @@ def test_the_rates_of_those_that_nobody_listed_are_adopted_too() -> None:
         "unlisted.learners_max differs in the configuration: it stays as it is until the next start",
     )
     assert adopted.config.region("spot").uplink_bytes_per_s == 5e6 / 8
+
+
+def test_shards_that_a_file_does_not_give_differ_in_nothing() -> None:
+    tree = copy.deepcopy(TREE)
+    tree["data"] = {"shards": 4}
+    tree["regions"] = [{"name": "east", "shard": 1}, {"name": "west", "shard": 3}]
+    running = parse_config(tree)
+    assert adopt_rates(running, parse_config({**TREE, "regions": [{"name": "east"}, {"name": "west"}]})).ignored == ()
+    (sentence,) = adopt_rates(running, parse_config({**tree, "data": {"shards": 5}})).ignored
+    assert sentence == "data.shards differs in the configuration: a run that was begun keeps it"

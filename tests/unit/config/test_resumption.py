@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wan_diloco.config import FREE_KEYS, RunConfig, keep_shards, parse_config, require_resumable
+from wan_diloco.config import FREE_KEYS, RunConfig, check_shards, keep_shards, parse_config, require_resumable
 from wan_diloco.errors import ConfigError
 
 NAMES = ("east", "north", "south", "west")
@@ -21,6 +21,10 @@ def run_of(*names: str, shards: dict[str, int] | None = None, **tables: dict[str
 
 def resume(now: RunConfig, before: RunConfig, *, refragment: bool = False) -> None:
     require_resumable(now.agreement(), dict(before.agreement()), refragment=refragment, folder="runs/x")
+
+
+def kept_shards(now: RunConfig, before: RunConfig) -> RunConfig:
+    return keep_shards(now, before.shards, before.num_shards)
 
 
 def refused(now: RunConfig, before: RunConfig, *, refragment: bool = False) -> ConfigError:
@@ -132,19 +136,35 @@ def test_who_stays_keeps_its_shard_and_who_comes_gets_a_spare_one(
     new = set(now_names) - set(before_names)
     if len(new) > spare:
         with pytest.raises(ConfigError, match="no shard is left for it"):
-            keep_shards(now, before)
+            kept_shards(now, before)
         return
-    kept = keep_shards(now, before)
+    kept = kept_shards(now, before)
     assert kept.num_shards == before.num_shards
     assert all(kept.shards[name] == before.shards[name] for name in set(now_names) & set(before_names))
     assert len(set(kept.shards.values())) == len(now_names)
     assert {kept.shards[name] for name in new}.isdisjoint(before.shards.values())
     resume(kept, before)
-    assert keep_shards(kept, before) == kept
+    assert kept_shards(kept, before) == kept
     assert parse_config(kept.model_dump(mode="json", by_alias=True)) == kept, "it is a configuration like any other"
 
 
 def test_what_is_given_isnt_changed() -> None:
     before = run_of("a", "b", data={"shards": 5})
-    kept = keep_shards(run_of("a", "c", shards={"c": 4}, data={"shards": 5}), before)
+    kept = kept_shards(run_of("a", "c", shards={"c": 4}, data={"shards": 5}), before)
     assert kept.shards == {"a": 0, "c": 4}
+
+
+@given(st.lists(st.sets(st.sampled_from(NAMES), min_size=1), min_size=3, max_size=6), st.integers(0, 2))
+def test_who_is_gone_since_long_keeps_its_shard(starts: list[set[str]], spare: int) -> None:
+    """However often regions come and go, nobody is given what anybody had; only want of shards keeps anybody out."""
+    config = run_of(*sorted(starts[0]), data={"shards": len(starts[0]) + spare})
+    had: dict[str, int] = dict(config.shards)
+    for names in starts[1:]:
+        if len(had.keys() | names) > config.num_shards:
+            with pytest.raises(ConfigError, match="no shard is left for it"):
+                keep_shards(run_of(*sorted(names)), had, config.num_shards)
+            continue
+        kept = keep_shards(run_of(*sorted(names)), had, config.num_shards)
+        check_shards(kept.shards, had)
+        had |= kept.shards
+        assert len(set(had.values())) == len(had)

@@ -29,6 +29,12 @@ def test_what_is_no_address_is_refused(store):
         tiny_config(syncer={"store": store})
 
 
+@pytest.mark.parametrize("endpoint", ["minio:9000", "s3://bucket", "https://", "http:host"])
+def test_what_is_no_endpoint_is_refused_by_the_way_that_endpoints_are_written(endpoint):
+    with pytest.raises(ConfigError, match=r"syncer\.store_endpoint: .*isn't an address.*https://host:port"):
+        tiny_config(syncer={"store": "s3://bucket/x", "store_endpoint": endpoint})
+
+
 @pytest.mark.parametrize("key", ["store", "store_endpoint"])
 def test_secrets_in_an_address_are_refused_and_not_repeated(key):
     with pytest.raises(ConfigError) as caught:

@@ -112,31 +112,49 @@ def test_alive_training_and_averaged_are_told_apart() -> None:
     assert presence(Observations(), 2) == []
 
 
-@pytest.mark.parametrize("wrong", ["", "double", "lost", "balance"])
-def test_a_report_says_the_same_to_programs_and_people(wrong: str) -> None:
+def reported(audit: TapeAudit, summary: dict[str, Any], install: str = "overwrite") -> dict[str, Any]:
     found = seen(merged(105.0, east=104.0), samples=tuple(sample(100.0 + second) for second in range(61)))
-    audit = TapeAudit(double_merges=int(wrong == "double"), lost_acknowledged=int(wrong == "lost"))
-    report = chaos_report(
+    return chaos_report(
         seed=5,
         regions=("east", "west"),
         quorum=1,
+        install=install,
         befallen=[Befallen(fault=fault(kind="kill", target="learner:east"), began_s=103.0, ended_s=103.0)],
         seen=found,
         audit=audit,
         links={"east": LinkCounts(up_bytes=7)},
-        summary={"ledger_balance": int(wrong == "balance")},
+        summary=summary,
         disk="",
         without={"full-disk": "only root may"},
     )
+
+
+@pytest.mark.parametrize("wrong", ["", "double", "lost", "balance", "repeated"])
+def test_a_report_says_the_same_to_programs_and_people(wrong: str) -> None:
+    audit = TapeAudit(
+        double_merges=int(wrong == "double"),
+        lost_acknowledged=int(wrong == "lost"),
+        repeated_units=int(wrong == "repeated"),
+    )
+    report = reported(audit, {"ledger_balance": int(wrong == "balance")})
     assert is_sound(report) == (not wrong)
     assert summary_additions(report) == {
         "faults": 1,
         "longest_standstill_s": 55.0,
         "ledger_balance": int(wrong == "balance"),
         "double_merges": int(wrong == "double"),
+        "repeated_units": int(wrong == "repeated"),
         "lost_acknowledged": int(wrong == "lost"),
     }
     text = chaos_text(report)
+    assert f"{int(wrong == 'repeated')} units of data merged twice" in text
     assert "kill learner:east" in text
     assert "full-disk: only root may" in text
     assert "55.0s" in text
+
+
+def test_work_that_an_install_keeps_is_merged_again_and_nothing_is_known_without_a_summary() -> None:
+    assert is_sound(reported(TapeAudit(repeated_units=3), {"ledger_balance": 0}, install="rebase"))
+    without = reported(TapeAudit(), {})
+    assert not is_sound(without)
+    assert "ledger            not known" in chaos_text(without)

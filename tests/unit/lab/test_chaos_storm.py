@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 from tests.support.transport import poll
 from wan_diloco.clock import SystemClock
 from wan_diloco.config import FaultSchedule, parse_schedule
+from wan_diloco.errors import StorageError
 from wan_diloco.lab.chaos_storm import Storm
 from wan_diloco.lab.links import GOOD, LinkState, Passage
 from wan_diloco.lab.proxy import LinkProxy
@@ -90,15 +93,81 @@ def test_a_stopped_process_goes_on_after_the_last_of_two_stops(sleeper: subproce
         ground = Ground(psutil.Process(sleeper.pid))
         link = LinkProxy(lambda: "", random.Random(0))
         stop = {"kind": "stop", "target": "syncer"}
-        faults = schedule({**stop, "for": "100ms"}, {**stop, "for": "400ms"})
-        async with asyncio.timeout(WITHIN_S), link, asyncio.TaskGroup() as group:
+        faults = schedule({**stop, "for": "100ms"}, {**stop, "for": "1h"})
+        async with asyncio.timeout(WITHIN_S), link:
             playing = storm(faults, ground, link)
-            running = group.create_task(playing.run())
-            await poll(lambda: stopped(sleeper))
+            running = asyncio.ensure_future(playing.run())  # noqa: TID251
             await poll(lambda: playing.befallen[0].ended_s is not None)
-            assert stopped(sleeper) or running.done()
-            await running
+            await poll(lambda: stopped(sleeper))
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
             await poll(lambda: not stopped(sleeper))
+
+    asyncio.run(main())
+
+
+def test_a_process_that_ended_by_itself_was_not_hit(sleeper: subprocess.Popen[bytes]) -> None:
+    async def main() -> None:
+        ground = Ground(psutil.Process(sleeper.pid))
+        link = LinkProxy(lambda: "", random.Random(0))
+        sleeper.kill()
+        sleeper.wait()
+        faults = schedule({"kind": "kill", "target": "syncer"}, {"kind": "stop", "target": "learner:east", "for": "1h"})
+        async with asyncio.timeout(WITHIN_S), link:
+            playing = storm(faults, ground, link)
+            await playing.run()
+        for item in playing.befallen:
+            assert (item.began_s, item.problem) == (None, "the process ended by itself")
+
+    asyncio.run(main())
+
+
+def test_another_process_with_the_same_number_is_not_the_same(sleeper: subprocess.Popen[bytes]) -> None:
+    process = psutil.Process(sleeper.pid)
+    assert Victim(process).condition() is not None
+    process._ident = (process.pid, 1.0)
+    assert Victim(process).condition() is None
+    assert not Victim(process).send(signal.SIGKILL)
+    assert sleeper.poll() is None
+
+
+def test_a_disk_that_takes_its_time_holds_nothing_up_and_is_empty_afterwards(tmp_path: Path) -> None:
+    class Slow(Ballast):
+        entered, go_on = threading.Event(), threading.Event()
+
+        def fill(self) -> int:
+            self.entered.set()
+            assert self.go_on.wait(WITHIN_S)
+            (tmp_path / "ballast").write_bytes(b"x")
+            return 1
+
+    async def main() -> None:
+        link, ballast = LinkProxy(lambda: "", random.Random(0)), Slow(tmp_path)
+        async with asyncio.timeout(WITHIN_S), link:
+            full = {"kind": "full-disk", "target": "disk", "for": "1h"}
+            running = asyncio.ensure_future(storm(schedule(full), Ground(None), link, ballast).run())  # noqa: TID251
+            await poll(ballast.entered.is_set)
+            running.cancel()
+            ballast.go_on.set()
+            await asyncio.gather(running, return_exceptions=True)
+        assert not (tmp_path / "ballast").exists()
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_fails_otherwise_is_told_of(tmp_path: Path) -> None:
+    class Broken(Ballast):
+        def fill(self) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    async def main() -> None:
+        link = LinkProxy(lambda: "", random.Random(0))
+        async with asyncio.timeout(WITHIN_S), link:
+            full = {"kind": "full-disk", "target": "disk", "for": "1h"}
+            playing = storm(schedule(full), Ground(None), link, Broken(tmp_path))
+            await playing.run()
+        (item,) = playing.befallen
+        assert (item.began_s, item.problem) == (None, "the disk can't be filled: Input/output error")
 
     asyncio.run(main())
 
@@ -262,7 +331,8 @@ def test_a_small_disk_fills_up_empties_and_leaves_its_files_behind(tmp_path: Pat
     if not plan.mount:
         pytest.skip(plan.why_not or plan.how)
     folder = tmp_path / "run"
-    with SmallDisk(folder, 2**20):
+    disk = SmallDisk(folder, 2**20)
+    with disk:
         assert plan_disk(folder).how.startswith("a file of ballast on the disk that is mounted there")
         (folder / "state").mkdir()
         (folder / "state" / "kept").write_text("kept")
@@ -274,6 +344,16 @@ def test_a_small_disk_fills_up_empties_and_leaves_its_files_behind(tmp_path: Pat
         ballast.empty()
         ballast.empty()
         (folder / "more").write_text("x" * 10_000)
+        with (folder / "more").open(), pytest.raises(StorageError, match="is still mounted, with all of it"):
+            disk.__exit__(None, None, None)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "only the disk has it"
     assert not folder.is_mount()
     assert (folder / "state" / "kept").read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_what_an_earlier_disk_held_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / ".run.kept").mkdir()
+    with pytest.raises(StorageError, match=r"\.run\.kept holds what was on an earlier small disk"):
+        SmallDisk(tmp_path / "run", 2**20).__enter__()
+    assert not (tmp_path / "run").exists()

@@ -216,6 +216,22 @@ def test_units_of_data_that_are_merged_for_the_second_time_are_counted(first_uni
     assert len(found.sentences) == (repeated > 0)
 
 
+def test_units_of_work_that_could_not_be_merged_may_come_again() -> None:
+    """East's can't be read; who has its data next reads it for the first time, as far as the model knows."""
+    east, west = read_up_to(4, header(0, 4)), read_up_to(4, header(0, 4, learner="west"))
+    found = audit(
+        admitted("east", 1, 2),
+        {"type": "ContributionJournalled", "header": east},
+        closed(1, 0, east),
+        lost(1, key(0)),
+        admitted("west", 1, 2),
+        {"type": "ContributionJournalled", "header": west},
+        closed(2, 0, west),
+        published(2, 1),
+    )
+    assert (found.repeated_units, found.sentences) == (0, [])
+
+
 def test_the_same_numbers_of_other_data_are_other_units() -> None:
     east, west = read_up_to(4, header(0, 4)), read_up_to(4, header(0, 4, learner="west"))
     found = audit(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from tests.unit.learner.conftest import MakeConfig
-from tests.unit.learner.virtual import InlineExecutor, VirtualLoop, run_virtual
+from tests.unit.learner.virtual import HeldExecutor, InlineExecutor, VirtualLoop, run_virtual
 from wan_diloco.algorithm.blocks import build_block_table
 from wan_diloco.algorithm.codec import Payload, codec_by_name
 from wan_diloco.algorithm.publication import apply_update, digest
@@ -83,6 +83,7 @@ class ScriptedConnection:
         self.closed = False
         self.round_trips: list[float] = []
         self.given: list[tuple[TransferId, NDArray[np.uint8]]] = []
+        self.given_up: list[TransferId] = []
         self.taken: list[tuple[TransferId, int]] = []
         self.states: dict[TransferId, list[NDArray[np.uint8]]] = {}
 
@@ -120,7 +121,11 @@ class ScriptedConnection:
 
     async def give_state(self, transfer: TransferId, row: NDArray[np.uint8]) -> None:
         self.given.append((transfer, row.copy()))
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.given_up.append(transfer)
+            raise
 
     async def take_state(self, transfer: TransferId, sink: StateSink) -> None:
         """Give what the test has put there for that transfer, as far as it goes; then break if it isn't whole."""
@@ -164,11 +169,13 @@ class Uplink:
         assert isinstance(loop, VirtualLoop)
         self.clock = loop
         self.pacer = Pacer()
+        self.rows = HeldExecutor()
         self.service = UplinkService(
             machine=learner_machine(config, self.layout, "east", position, random.Random(0)),
             connect=self._connect,
             clock=loop,
             worker=InlineExecutor(),
+            rows=self.rows,
             sink=self,
             fragments=held_fragments(self.layout, position, self.slots),
             wire=config.wire,

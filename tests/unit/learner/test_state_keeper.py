@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.unit.learner.conftest import MakeConfig
 from tests.unit.learner.scripted import STATE_BYTES, ScriptedConnection, Uplink, V, play, welcome
 from wan_diloco.learner.ipc import Command
 from wan_diloco.protocol.events import AllowSteps, BoundaryPassed, InstallMoments, PinState
+from wan_diloco.protocol.learner_donor import _KEEP_S
 from wan_diloco.protocol.messages import Welcome
 from wan_diloco.protocol.rejoin_messages import (
     Donate,
@@ -132,7 +134,9 @@ def test_what_was_pinned_is_described_and_given_until_it_is_over(make_config: Ma
         ((transfer, given),) = connection.given
         assert transfer == T1
         assert np.array_equal(given, ROW)
+        assert not connection.given_up
         await uplink.hear(DonationOver(transfer=T1))
+        assert connection.given_up == [T1]
 
     play(make_config, script, connection, incarnation=1)
 
@@ -149,5 +153,29 @@ def test_moments_with_a_nan_are_given_to_nobody(make_config: MakeConfig) -> None
         await uplink.settle()
         assert uplink.said(StateDeclined) == [StateDeclined(transfer=T1, reason=StateRefusal.NON_FINITE)]
         assert not connection.given
+
+    play(make_config, script, connection, incarnation=1)
+
+
+def test_memory_that_is_let_go_of_is_asked_for_again_only_afterwards(make_config: MakeConfig) -> None:
+    """To let go of it takes a while where it is much: what is pinned meanwhile would be gone."""
+    connection = ScriptedConnection()
+
+    async def script(uplink: Uplink) -> None:
+        await uplink.hear(welcome(started=True))
+        clock = SyncerClock(term=Term(1), epoch=Epoch(0), global_step=GlobalStep(0))
+        await uplink.hear(Donate(transfer=T1, joiner=LearnerId("west"), clock=clock))
+        uplink.slots.state[:] = ROW
+        uplink.service.passed(passed(pinned=1))
+        await uplink.settle()
+        uplink.rows.hold()
+        await uplink.hear(DonationOver(transfer=T1))
+        # Kept for a while, for whoever comes next.
+        await asyncio.sleep(2 * _KEEP_S)
+        await uplink.hear(Donate(transfer=T2, joiner=LearnerId("west"), clock=clock))
+        assert of(PinState, uplink.commands) == [PinState(number=1)]
+        uplink.rows.let_go()
+        await uplink.settle()
+        assert of(PinState, uplink.commands) == [PinState(number=1), PinState(number=2)]
 
     play(make_config, script, connection, incarnation=1)

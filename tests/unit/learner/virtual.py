@@ -55,6 +55,28 @@ class InlineExecutor(Executor):
         return future
 
 
+class HeldExecutor(InlineExecutor):
+    """Inline as long as it isn't held; what is given to it meanwhile is done when it is let go."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] | None = None
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        if self._waiting is None:
+            return super().submit(fn, *args, **kwargs)
+        future: Future[T] = Future()
+        self._waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
+        return future
+
+    def hold(self) -> None:
+        self._waiting = []
+
+    def let_go(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for job in waiting:
+            job()
+
+
 def run_virtual(coroutine: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(coroutine)

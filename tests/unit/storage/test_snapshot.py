@@ -20,6 +20,7 @@ from wan_diloco.storage import (
     keep_last,
     latest_snapshot,
     load_snapshot,
+    newest_manifest,
     remove_leftovers,
     snapshot,
     tensor_file,
@@ -116,6 +117,8 @@ def test_an_older_snapshot_stands_in_for_a_damaged_one_and_it_is_reported(tmp_pa
     assert latest is not None
     assert latest.name == "merge-1"
     assert torch.equal(latest.snapshot.tensors["x"], torch.ones(8))
+    # What it says of itself is trusted where its manifest is whole.
+    assert newest_manifest(tmp_path) == {"number": 2 if damage in {"tensors", "cut", "no tensors"} else 1}
     (skipped,) = latest.skipped
     assert skipped.name == "merge-2"
     assert str(tmp_path / "merge-2") in skipped.problem
@@ -126,6 +129,7 @@ def test_only_damaged_snapshots_is_an_error_and_not_a_fresh_start(tmp_path: Path
     (tmp_path / "merge-1" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="none of the 1 snapshots"):
         latest_snapshot(tmp_path)
+    assert newest_manifest(tmp_path) is None
 
 
 def test_a_good_snapshot_is_never_replaced_and_a_damaged_one_is(tmp_path: Path) -> None:

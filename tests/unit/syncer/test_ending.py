@@ -15,7 +15,6 @@ def test_who_was_not_told_to_end_takes_its_time() -> None:
 def test_what_comes_last_ends_before_it_is_ended_by_force() -> None:
     ending = Ending()
     ending.signalled(signal.SIGTERM)
-    ending.call_off()
     assert ending.exit_code == 143
     assert ending.left_s(WITHIN_S, spare_s=5.0) <= WITHIN_S - 5.0
     assert ending.left_s(10.0, spare_s=WITHIN_S) == 0.0
