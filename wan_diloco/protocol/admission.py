@@ -55,13 +55,13 @@ class Standing:
         """Whether the process that says it lives the life that stands, also when it hasn't heard of it yet."""
         if hello.life_id and hello.life_id == self.life_id:
             return hello.incarnation <= self.incarnation
-        # Of a life that was forgotten the number may have been given again: who can be told from its process isn't it.
+        # Of a life that was forgotten the number may be given again: who can be told from its process isn't it.
         return 0 < hello.incarnation == self.incarnation and not (hello.life_id and self.life_id)
 
     def forgot(self, hello: Hello) -> bool:
-        """Whether it may be a life that was given, and that nothing is known of any more.
+        """Whether it may be a life that was given, and that nothing is known of any more: its process gets another.
 
-        Only of a process that can be told from others: whoever else says the number is refused from then on.
+        Only a process that can be told from others: what it says again before it has heard of that one is its own.
         """
         return self.went_back and hello.incarnation > self.incarnation and bool(hello.life_id)
 

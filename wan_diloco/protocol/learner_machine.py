@@ -124,7 +124,6 @@ class LearnerMachine:
         self._donor = DonorPart(self.context)
         self._rng = rng
         self._shard = shard
-        self._first_unit = 0
         self._total_steps = GlobalStep(0)
         self._heard = False
         # The training loop outlives an uplink, and may still go by an anchor that an earlier one told it.
@@ -293,11 +292,9 @@ class LearnerMachine:
             self._target = message.versions
         self.context.clock = SyncerClock(term=message.term, epoch=message.epoch, global_step=message.global_step)
         lease = None
-        # An earlier uplink may have died before it could tell; or, where the syncer's state went back, another has read
-        # on in the same data meanwhile.
-        is_behind = max(self._first_unit, self.context.counters.unit) < message.next_unit
-        if new_life or is_behind or message.data_shard != self._shard:
-            self._shard, self._first_unit = message.data_shard, message.next_unit
+        # An earlier uplink may have died before it could tell.
+        if new_life or message.data_shard != self._shard:
+            self._shard = message.data_shard
             lease = Lease(shard=message.data_shard, first_unit=message.next_unit)
         self._pace(message.global_step, message.anchor, lease)
         self._report(now_s)

@@ -136,13 +136,17 @@ class SessionDesk:
         )
 
     def _begin_life(self, hello: Hello, standing: Incarnation, now_s: float) -> Refused | None:
-        """Admit a new life, if there are data for it; one that was forgotten, under the number that it has."""
+        """Admit a new life, if there are data for it.
+
+        Also one that was forgotten begins anew, under a number that it didn't have: its data, its position in them and
+        its account do, and what it has learned so far is of an epoch that is over.
+        """
         shard = self._leases.lend(hello.learner_id, now_s)
         if isinstance(shard, Refused):
             return shard
         record = LearnerAdmitted(
             learner_id=hello.learner_id,
-            incarnation=max(hello.incarnation, Incarnation(standing + 1)),
+            incarnation=Incarnation(max(hello.incarnation, standing) + 1),
             local_step=hello.local_step,
             tokens=hello.tokens,
             life_id=hello.life_id,

@@ -132,7 +132,7 @@ class Invariants:
                     self._anew(record.epoch)
             case LearnerAdmitted():
                 before = self.admitted.get(record.learner_id, 0)
-                # A life that was given on a disk that is lost may go on, under its number.
+                # Numbers that were given on a disk that is lost aren't given again to who says so.
                 follows = record.incarnation == before + 1 or (self.disk_lost and record.incarnation > before)
                 must(follows, f"life {before} is followed by {record.incarnation}")
                 self.admitted[record.learner_id] = record.incarnation
