@@ -95,6 +95,10 @@ class OpenRound:
         self.declined[learner_id] = reason
         self.unmeasured.add((learner_id, self.attempt))
 
+    def contributes(self, learner_id: LearnerId) -> None:
+        """A learner's contribution is here or on its way: what it lacked before it lacks no more."""
+        self.declined_before.pop(learner_id, None)
+
     @property
     def extra_s(self) -> dict[LearnerId, float]:
         """How much later each member's grant makes its answer to the current attempt."""
@@ -108,6 +112,8 @@ class OpenRound:
 
     def is_barren(self, quorum: int) -> bool:
         """Whether there would be a quorum, if the losses of enough members were finite."""
+        if self.quorate_s is not None:
+            return False
         # Members answer at different times, and rounds are asked at different times: all that are open need never have
         # all their answers in one instant.
         said = self.declined_before | self.declined

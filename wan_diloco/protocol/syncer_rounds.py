@@ -145,6 +145,12 @@ class RoundConductor:
             text = "its loss or gradients are not finite any more, and its steps count for nothing"
             self.context.show(f"finite:{member.learner_id}", f"{member.learner_id}: {text}")
 
+    def offered(self, header: ContributionHeader) -> None:
+        """A contribution is on its way, and may take long."""
+        round_ = self.open.get(header.key.fragment_id)
+        if round_ is not None and round_.round_id == header.round_id:
+            round_.contributes(header.key.learner_id)
+
     def merged(self, event: MergeFinished) -> None:
         """A merge is done: the new version exists, and everybody is sent it.
 
@@ -294,6 +300,8 @@ class RoundConductor:
     def _decide(self, round_: OpenRound, now_s: float) -> None:
         fragment_id = round_.fragment_id
         found = self._candidates(round_)
+        for learner in found.fresh:
+            round_.contributes(learner)
         quorate = len(found.fresh) >= self.context.settings.policy.quorum
         if quorate and round_.quorate_s is None:
             round_.quorate_s = now_s
