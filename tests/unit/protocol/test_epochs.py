@@ -227,6 +227,17 @@ def test_a_process_begins_above_all_that_another_may_have_had_and_so_do_its_roun
     assert all(later > 100_000 + earlier for earlier, later in itertools.pairwise(starts))
 
 
+def test_numbers_of_rounds_that_an_earlier_process_opened_do_not_come_again_whatever_its_bound_was() -> None:
+    wide = syncer_settings()
+    wide = replace(wide, policy=replace(wide.policy, bound_steps=500.0))
+    narrow = replace(wide, policy=replace(wide.policy, bound_steps=1.0))
+    desk = Desk(wide)
+    desk.joins(E, EAST)
+    opened = desk.machine.state.next_round + wide.rounds_max
+    later = Desk(narrow, state_from_json(state_to_json(desk.machine.state)))
+    assert later.machine.state.next_round >= opened
+
+
 @pytest.mark.parametrize(("durable", "ended", "epoch"), [(True, False, 4), (False, False, 5), (False, True, 4)])
 def test_the_next_epoch_is_another_only_where_something_may_be_lost(*, durable: bool, ended: bool, epoch: int) -> None:
     state = Desk().machine.state
