@@ -46,8 +46,8 @@ __all__ = ["SyncerMachine", "SyncerSettings"]
 
 # Figures fall by no more than this over a restart; a note a second is little beside the rounds.
 _NOTE_S = 1.0
-# Far more than a process has open at once, or closes between two flushes: of those nothing is known.
-_ROUNDS_UNKNOWN_MAX = 1_000_000
+# More than a process opens in a lifetime.
+_ROUNDS_A_TERM_MAX = 1_000_000_000
 
 
 class SyncerMachine:
@@ -80,19 +80,14 @@ class SyncerMachine:
     def start(self, now_s: float) -> list[SyncerEffect]:
         """Take the state: a new term, and the merges that were closed and not published."""
         self._began_s = now_s
-        # Rounds that an earlier process opened and did not close may have been answered; their numbers must not
-        # come again, or those answers would count for a question never asked. How many it may have opened was its
-        # configuration's affair, which this one needn't have.
         settings = self.context.settings
         epoch = next_epoch(self.state, settings.epoch_min)
-        # So many for each epoch in between, since several may have gone on from this very state and been lost.
-        unknown = _ROUNDS_UNKNOWN_MAX * max(1, epoch - self.state.epoch) if self.state.term else 0
-        record = SyncerStarted(
-            term=Term(max(self.state.term + 1, settings.term_min)),
-            epoch=epoch,
-            next_round=self.state.next_round + unknown,
-            durable=settings.durable,
-        )
+        term = Term(max(self.state.term + 1, settings.term_min))
+        # Rounds that another process opened may have been answered; their numbers must not come again, or those answers
+        # would count for a question never asked. Nothing is known of those that it never closed, or whose closing was
+        # lost; so each term has numbers of its own.
+        next_round = max(self.state.next_round, (term - 1) * _ROUNDS_A_TERM_MAX)
+        record = SyncerStarted(term=term, epoch=epoch, next_round=next_round, durable=settings.durable)
         self.context.record(record, durable=True)
         shards = settings.data_shards
         if shards != self.state.listed:
