@@ -249,6 +249,12 @@ class Ledger:
         assert interval is not None
         interval.named = True
 
+    def unnamed(self, header: ContributionHeader) -> None:
+        """Its round is opened anew, and it waits again: a larger one of its key may replace it."""
+        interval = self._find(header.key)
+        assert interval is not None
+        interval.named = False
+
     def settled(self, header: ContributionHeader, reason: DiscardReason | None) -> None:
         """A journalled contribution is merged (no reason) or discarded."""
         key = header.key

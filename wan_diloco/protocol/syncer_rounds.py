@@ -22,7 +22,7 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.protocol.pacing import UPLINK_SHARE
 from wan_diloco.protocol.quorum import RoundView, Verdict, decide, smooth
-from wan_diloco.protocol.rounds import Candidates, OpenRound, RoundQueue, candidates, missing
+from wan_diloco.protocol.rounds import Candidates, OpenRound, RoundQueue, answers, candidates, missing
 from wan_diloco.protocol.syncer_context import SyncerContext
 from wan_diloco.protocol.tape import ContributionDiscarded, ContributionsLost, FragmentPublished, RoundClosed
 from wan_diloco.units import FragmentId, LearnerId, RoundId
@@ -181,7 +181,7 @@ class RoundConductor:
         self.context.show("storage", f"a merge could not be done and is tried again: {event.reason}")
 
     def unreadable(self, event: ContributionsUnreadable, now_s: float) -> None:
-        """Contributions of a round are lost: the others are merged; where there are none it is opened anew.
+        """Contributions of a round are lost: the others are merged; where they are no quorum it is opened anew.
 
         Raises:
             LocalProtocolError: No such round is being merged, or not with these.
@@ -189,13 +189,27 @@ class RoundConductor:
         closed = self._merging(event.round_id)
         if not event.keys or not set(event.keys) <= {entry.header.key for entry in closed.entries}:
             raise LocalProtocolError(f"round {event.round_id} doesn't merge {event.keys}")
-        fragment_id = closed.fragment_id
-        lost = ContributionsLost(round_id=closed.round_id, fragment_id=fragment_id, keys=event.keys)
+        fragment_id, reachable = closed.fragment_id, self.context.membership.reachable
+        fresh = {
+            entry.header.key.learner_id
+            for entry in closed.entries
+            if entry.header.key not in event.keys
+            and entry.staleness == 0
+            and answers(entry.header, closed.round_id, closed.attempt, reachable)
+        }
+        opened_anew = len(fresh) < self.context.settings.policy.quorum
+        lost = ContributionsLost(
+            round_id=closed.round_id, fragment_id=fragment_id, keys=event.keys, opened_anew=opened_anew
+        )
         self.context.record(lost, durable=True)
-        if fragment_id in self.context.state.closed:
-            self._start_merge(self.context.state.closed[fragment_id], now_s)
-        else:
+        senders = ", ".join(sorted({key.learner_id for key in event.keys}))
+        then = f"{len(fresh)} fresh ones are left, and it is opened anew" if opened_anew else "the others are merged"
+        text = f"round {closed.round_id}: what came from {senders} can't be read from the disk any more; {then}"
+        self.context.show("storage", text)
+        if opened_anew:
             self.queue.add(fragment_id, closed.global_step)
+        else:
+            self._start_merge(self.context.state.closed[fragment_id], now_s)
 
     def _merging(self, round_id: RoundId) -> RoundClosed:
         for closed in self.context.state.closed.values():

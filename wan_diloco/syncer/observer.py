@@ -325,12 +325,13 @@ class Observer:
 
     def _lost(self, record: ContributionsLost) -> None:
         names = ", ".join(key.learner_id for key in record.keys)
-        text = f"round {record.round_id}: what came from {names} can't be read from the disk any more, and is discarded"
+        then = "the round is opened anew" if record.opened_anew else "the others are merged"
+        text = f"round {record.round_id}: what came from {names} can't be read from the disk any more; {then}"
         self.event("contributions_lost", text)
         if (round_ := self._rounds.get(record.round_id)) is not None:
             left = tuple(entry for entry in round_.closed.entries if entry.header.key not in record.keys)
             round_.closed = replace(round_.closed, entries=left)
-            if not left:
+            if record.opened_anew:
                 del self._rounds[record.round_id]
 
     def _published(self, record: FragmentPublished) -> None:
