@@ -42,13 +42,15 @@ class Standing:
     Attributes:
         incarnation: The highest that it was ever given; 0 for none.
         life_id: Of the process that lives it; empty where that isn't known.
-        unlisted: How many names that nobody listed have taken part so far.
+        unlisted: How many names that nobody ever listed have taken part so far.
+        once_listed: It is one of a region that was listed once; those count for nobody.
         went_back: Whether the state may have gone back once, so that lives were given which nothing is known of.
     """
 
     incarnation: Incarnation = _NO_LIFE
     life_id: str = ""
     unlisted: int = 0
+    once_listed: bool = False
     went_back: bool = False
 
     def lives(self, hello: Hello) -> bool:
@@ -104,7 +106,8 @@ def _unlisted(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
         return _no(RefusalReason.UNKNOWN_LEARNER, f"no region {hello.learner_id!r} is configured, only {known}")
     if not is_region_name(hello.learner_id):
         return _no(RefusalReason.UNKNOWN_LEARNER, f"{hello.learner_id!r} isn't a region's name")
-    if not standing.incarnation and standing.unlisted >= terms.unlisted_max:
+    is_new = not (standing.incarnation or standing.once_listed)
+    if is_new and standing.unlisted >= terms.unlisted_max:
         detail = f"{standing.unlisted} names beside the configured ones have taken part, and no more may"
         return _no(RefusalReason.TOO_MANY_LEARNERS, detail)
     return None

@@ -127,11 +127,12 @@ class SessionDesk:
         self.conductor.ask_again()
 
     def _standing(self, learner_id: LearnerId) -> Standing:
-        state, listed = self.context.state, self.context.settings.terms.learners
+        state = self.context.state
         return Standing(
             incarnation=state.incarnations.get(learner_id, Incarnation(0)),
             life_id=state.life_ids.get(learner_id, ""),
-            unlisted=sum(name not in listed for name in state.incarnations),
+            unlisted=sum(name not in state.shards for name in state.incarnations),
+            once_listed=learner_id in state.shards,
             went_back=state.epoch > 0,
         )
 

@@ -132,6 +132,18 @@ def test_only_so_many_names_ever_take_part_and_those_may_come_back() -> None:
     assert set(desk.machine.state.incarnations) == {EAST, WEST, A, B}
 
 
+def test_regions_that_are_taken_out_of_a_run_take_no_joiners_place() -> None:
+    desk = begun(settings(unlisted_max=1, num_spare_shards=3))
+    without = settings(unlisted_max=1, num_spare_shards=3)
+    without = replace(
+        without, terms=replace(without.terms, learners=(EAST,)), data_shards=((EAST, without.data_shards[0][1]),)
+    )
+    desk = Desk(without, state_from_json(state_to_json(desk.machine.state)))
+    assert welcomed(greets(desk, SA, A), SA).incarnation == 1
+    assert refused(greets(desk, SB, B)).reason is RefusalReason.TOO_MANY_LEARNERS
+    assert welcomed(greets(desk, AGAIN, WEST), AGAIN).incarnation == 2, "nor does one that comes back as a joiner"
+
+
 def test_while_all_holders_are_live_a_joiner_is_told_so(desk: Desk) -> None:
     greets(desk, SA, A)
     effects = greets(desk, SB, B)
