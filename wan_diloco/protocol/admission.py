@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from wan_diloco.protocol.messages import PROTOCOL_VERSION, Hello, RefusalReason, Refused
-from wan_diloco.units import Incarnation, LearnerId, is_region_name
+from wan_diloco.units import Incarnation, LearnerId, Term, is_region_name
 
-__all__ = ["Standing", "Terms", "differing_setting", "examine"]
+__all__ = ["Standing", "Terms", "differing_setting", "examine", "is_taken_over"]
 
 _NO_LIFE = Incarnation(0)
 
@@ -86,6 +86,21 @@ def examine(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
     if hello.incarnation and not (standing.lives(hello) or standing.forgot(hello)):
         return _no(RefusalReason.FENCED, _why_over(hello, standing))
     return _differs(terms, hello)
+
+
+def is_taken_over(terms: Terms, hello: Hello, term: Term) -> bool:
+    """Whether a Hello proves that another process has this run: its sender was welcomed in a later term than this one.
+
+    Only of a learner of this very run; strangers, and garbage, end nothing.
+
+    Args:
+        terms: What it must agree with.
+        hello: What it says.
+        term: Of this process.
+    """
+    is_known = hello.learner_id in terms.learners or bool(terms.unlisted_max)
+    same = (hello.protocol_version, hello.run) == (PROTOCOL_VERSION, terms.run)
+    return hello.term > term and same and is_known and _differs(terms, hello) is None
 
 
 def differing_setting(mine: Iterable[tuple[str, str]], theirs: Mapping[str, str]) -> tuple[str, str] | None:

@@ -101,6 +101,7 @@ class SyncerContext:
         ingress: What may come in, now.
         responses, sync_s: Measured as the run goes, not durable.
         closing: Sessions that were ended and aren't gone yet.
+        taken_over: Another process has this run: nothing is decided any more.
     """
 
     settings: SyncerSettings
@@ -114,6 +115,7 @@ class SyncerContext:
     responses: ResponseTimes = field(default_factory=ResponseTimes)
     sync_s: float | None = None
     closing: set[SessionId] = field(default_factory=set)
+    taken_over: bool = False
 
     def __post_init__(self) -> None:
         """Nobody is there yet."""

@@ -114,13 +114,15 @@ class SyncerMachine:
         """
         if self._began_s is None:
             raise LocalProtocolError("the machine was not started")
+        if self.context.taken_over:
+            return []
         self._note(event, now_s)
         self._settle(now_s)
         return self.context.take()
 
     def deadline_s(self) -> float | None:
         """When `TimerFired` is due next; None for never."""
-        if self._finished:
+        if self._finished or self.context.taken_over:
             return None
         membership = self.context.membership
         times = [membership.expires_s(member) for member in membership.live()]
@@ -169,7 +171,7 @@ class SyncerMachine:
 
     def _settle(self, now_s: float) -> None:
         """Make every decision that has become possible."""
-        if self._finished:
+        if self._finished or self.context.taken_over:
             return
         context = self.context
         for member in context.membership.expire(now_s):

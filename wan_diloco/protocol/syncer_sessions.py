@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from wan_diloco.protocol.admission import Standing, examine
-from wan_diloco.protocol.events import SessionId
+from wan_diloco.protocol.admission import Standing, examine, is_taken_over
+from wan_diloco.protocol.events import SessionId, TakenOver
 from wan_diloco.protocol.ledger import Amount
 from wan_diloco.protocol.membership import Member
 from wan_diloco.protocol.messages import (
@@ -107,6 +107,11 @@ class SessionDesk:
         if self.context.membership.of(session) is not None:
             state.rejected_once(RefusalReason.GARBAGE)
             self.context.close(session, "a second Hello")
+            return
+        if is_taken_over(self.context.settings.terms, hello, state.term):
+            # Before anything else is decided about it: a life that the other gave looks like one that nobody gave.
+            self.context.taken_over = True
+            self.context.effects.append(TakenOver(learner_id=learner_id, term=hello.term))
             return
         standing = self._standing(learner_id)
         refused = examine(self.context.settings.terms, hello, standing)
