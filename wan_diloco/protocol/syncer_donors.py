@@ -228,7 +228,7 @@ class DonorDesk:
             and member.learner_id not in self._joiners
             and member.session is not None
             and member.reported
-            and context.downlink.is_recent(member.learner_id, context.state)
+            and context.downlink.is_up_to_date(member.learner_id, context.state)
             and is_proven(context.state, member.learner_id, member.incarnation)
         ]
 

@@ -65,7 +65,6 @@ class SyncerMachine:
         self._contributions = ContributionDesk(self.context, self.conductor)
         self.donors = DonorDesk(self.context)
         self._sessions = SessionDesk(self.context, self.conductor, self.donors)
-        self._began_s: float | None = None
         self._paced: tuple[int, int] = (self.context.membership.global_step, 0)
         self._recorded = 0
         self._noted = state.progress()
@@ -79,7 +78,7 @@ class SyncerMachine:
 
     def start(self, now_s: float) -> list[SyncerEffect]:
         """Take the state: a new term, and the merges that were closed and not published."""
-        self._began_s = now_s
+        self.context.began_s = now_s
         settings = self.context.settings
         epoch = next_epoch(self.state, settings.epoch_min)
         term = Term(max(self.state.term + 1, settings.term_min))
@@ -112,7 +111,7 @@ class SyncerMachine:
         Raises:
             LocalProtocolError: The driver misuses the machine.
         """
-        if self._began_s is None:
+        if self.context.began_s is None:
             raise LocalProtocolError("the machine was not started")
         if self.context.taken_over:
             return []
@@ -128,8 +127,8 @@ class SyncerMachine:
         times = [membership.expires_s(member) for member in membership.live()]
         times += self.conductor.deadlines_s()
         times += self.donors.deadlines_s()
-        if not self.state.started and self._began_s is not None and membership.live():
-            times.append(self._began_s + self.context.settings.start_timeout_s)
+        if not self.state.started and self.context.began_s is not None and membership.live():
+            times.append(self.context.began_s + self.context.settings.start_timeout_s)
         return min(times, default=None)
 
     def _note(self, event: SyncerEvent, now_s: float) -> None:
@@ -200,12 +199,13 @@ class SyncerMachine:
 
     def _start_run(self, now_s: float) -> None:
         context, membership = self.context, self.context.membership
-        if self.state.started or self._began_s is None:
+        if self.state.started or context.began_s is None:
             return
-        present = [member.learner_id for member in membership.live()]
-        absent = [learner for learner in context.settings.terms.learners if learner not in present]
-        over = now_s >= self._began_s + context.settings.start_timeout_s
-        if absent and not (over and present):
+        live, listed = {member.learner_id for member in membership.live()}, context.settings.terms.learners
+        present = [learner for learner in listed if learner in live]
+        absent = [learner for learner in listed if learner not in live]
+        over = now_s >= context.began_s + context.settings.start_timeout_s
+        if absent and not (over and live):
             context.show("start", f"waiting for {', '.join(absent)} before the first step")
             return
         started = RunStarted(present=tuple(present), absent=tuple(absent), total_steps=context.settings.total_steps)

@@ -333,8 +333,9 @@ class RoundConductor:
         if verdict.close:
             self._close(round_, found, now_s)
         elif round_.quorate_s is None and now_s >= round_.gives_up_s:
-            learners, quorum = self.context.settings.terms.learners, self.context.settings.policy.quorum
-            silent = ", ".join(learner for learner in learners if learner not in found.fresh)
+            quorum = self.context.settings.policy.quorum
+            known = dict.fromkeys((*self.context.settings.terms.learners, *sorted(round_.asked)))
+            silent = ", ".join(learner for learner in known if learner not in found.fresh)
             text = f"round {round_.round_id}: {len(found.fresh)} of {quorum} learners, lacking {silent}"
             self.context.show(f"fragment:{fragment_id}", text)
             self._ask(round_, now_s)

@@ -191,7 +191,7 @@ class SessionDesk:
     def _refuse_session(self, session: SessionId, refused: Refused) -> None:
         self.context.state.rejected_once(refused.reason)
         self.context.send(session, refused)
-        self.context.close(session, refused.detail)
+        self.context.close(session, f"refused: {refused.detail}")
 
     def _report(self, member: Member, report: Report) -> None:
         if report.local_step < member.local_step:

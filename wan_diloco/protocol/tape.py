@@ -146,7 +146,7 @@ class RunStarted:
     """Learners may take steps. Given once a run.
 
     Attributes:
-        present, absent: Configured learners that had said Hello by then, and those that had not.
+        present, absent: Configured learners that were live by then, and those that weren't.
         total_steps: T, whatever a later start is configured with.
     """
 

@@ -131,7 +131,7 @@ BY_SETTLING: dict[str, frozenset[str]] = {
     ),
 }
 
-# How the reasons with which a session is ended begin; every refusal at Hello has its own.
+# How the reasons with which a session is ended begin.
 CLOSES = (
     "refused",
     "no standing session",

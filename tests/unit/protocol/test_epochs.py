@@ -19,7 +19,7 @@ from wan_diloco.protocol.events import (
     SyncerEffect,
     UploadOffered,
 )
-from wan_diloco.protocol.ledger import Amount, DiscardReason
+from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger
 from wan_diloco.protocol.messages import (
     Acknowledged,
     ContributionRefused,
@@ -33,7 +33,7 @@ from wan_diloco.protocol.messages import (
 from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import LearnerAdmitted, SyncerStarted
-from wan_diloco.units import Epoch, FragmentId, LocalStep, Term, Version
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LocalStep, Term, Version
 
 LOST = DiscardReason.SYNCER_LOST
 
@@ -116,6 +116,19 @@ def test_counts_stay_and_what_was_under_way_is_lost() -> None:
     for index in range(2):
         assert state.ledger.outstanding(FragmentId(index)) == Amount(0, 0)
         assert state.ledger.balance(FragmentId(index)) == Amount(0, 0)
+
+
+@pytest.mark.parametrize("installed_at", [5, 6])
+def test_what_is_done_after_the_value_has_come_anew_is_not_the_syncers_loss(installed_at: int) -> None:
+    ledger, first, fragment = Ledger(1), Incarnation(1), FragmentId(0)
+    ledger.admit(EAST, first, Amount(0, 0))
+    ledger.observe(EAST, first, Amount(5, 500))
+    ledger.lose(LOST)
+    for step in (installed_at, 9, 12):
+        ledger.installed(EAST, first, fragment, Amount(step, 100 * step))
+    lost, late = (ledger.discarded[0].get(reason, Amount(0, 0)) for reason in (LOST, DiscardReason.LATE))
+    assert (lost.steps, late.steps) == (installed_at, 9 - installed_at)
+    assert ledger.balance(fragment) == Amount(0, 0)
 
 
 def test_it_is_in_snapshots_and_rises() -> None:

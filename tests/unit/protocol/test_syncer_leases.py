@@ -40,7 +40,7 @@ from wan_diloco.protocol.messages import (
 from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.syncer_machine import SyncerSettings
-from wan_diloco.protocol.tape import LearnerAdmitted, LeaseEnded
+from wan_diloco.protocol.tape import LearnerAdmitted, LeaseEnded, RunStarted
 from wan_diloco.units import Epoch, Incarnation, LearnerId, ShardId, Term
 
 A, B, C = LearnerId("a"), LearnerId("b"), LearnerId("c")
@@ -259,6 +259,35 @@ def test_a_restart_forgets_neither_loans_nor_who_has_lost_them(desk: Desk) -> No
     assert welcomed(greets(again, SB, B, incarnation=1, step=1), SB).next_unit == 2
     again.says(SB, Goodbye(reason="enough"))
     assert welcomed(greets(again, AGAIN, A, incarnation=1, step=5), AGAIN).incarnation == 2
+
+
+def test_before_a_run_starts_nobody_is_taken_for_gone_because_the_syncer_was_started_again() -> None:
+    before = Desk(settings())
+    before.joins(E, EAST)
+    greets(before, SA, A)
+    desk = Desk(settings(), state_from_json(json.loads(json.dumps(state_to_json(before.machine.state)))))
+    assert refused(greets(desk, SB, B)).reason is RefusalReason.NO_SHARD, "a may still come back"
+    desk.tell(TimerFired(), after_s=LEASE_S)
+    assert welcomed(greets(desk, SC, B), SC).data_shard == 2
+
+
+def test_who_starts_a_run_and_who_is_lacking_is_said_of_everybody() -> None:
+    desk = Desk(settings())
+    greets(desk, SA, A)
+    desk.says(SA, report(0))
+    greets(desk, E, EAST)
+    while not desk.machine.state.started:
+        for session in (SA, E):
+            desk.says(session, report(0), after_s=LEASE_S / 4)
+    started = only(RunStarted, records(desk.effects))
+    assert isinstance(started, RunStarted)
+    assert (started.present, started.absent) == ((EAST,), (WEST,))
+    for session in (SA, E):
+        desk.says(session, report(2))
+    for _ in range(8):
+        for session in (SA, E):
+            desk.says(session, report(3), after_s=LEASE_S / 4)
+    assert desk.machine.context.waiting["fragment:1"].endswith(f"0 of 1 learners, lacking {EAST}, {WEST}, {A}")
 
 
 def test_the_first_units_of_a_life_are_where_the_committed_ones_ended(desk: Desk) -> None:

@@ -112,7 +112,7 @@ def test_a_refused_learner_is_told_why_and_counted(desk: Desk) -> None:
     refused = only(Refused, messages(effects))
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.UNKNOWN_LEARNER
-    assert only(CloseSession, effects) == CloseSession(session=SessionId(9), reason=refused.detail)
+    assert only(CloseSession, effects) == CloseSession(session=SessionId(9), reason=f"refused: {refused.detail}")
     assert status_of(desk.machine, 0.0).rejected == {"unknown_learner": 1}
 
 
