@@ -310,6 +310,8 @@ class Observer:
             self.event("learner_joined", f"{learner_id}, incarnation 1, data of shard {record.shard}")
             return
         why = "its data had gone to another" if learner_id in self._unleased else "its process was started again"
+        if record.local_step and learner_id not in self._unleased:
+            why += " from a checkpoint, or nothing is known of its life any more"
         self._unleased.discard(learner_id)
         self.event("learner_rejoined", f"{learner_id}, incarnation {record.incarnation}: {why}")
 
