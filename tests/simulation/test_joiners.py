@@ -134,7 +134,7 @@ def test_a_syncer_that_restarts_takes_no_data_from_who_comes_back_in_time() -> N
     assert world.nodes[U0].exit_code == EXIT_OK
 
 
-def test_joiners_that_another_disk_knows_nothing_of_go_on_as_the_lives_that_they_were_with_whatever_is_free() -> None:
+def test_joiners_that_another_disk_knows_nothing_of_train_on_as_other_lives_with_whatever_is_free() -> None:
     world, witness = begin(joining(2))
     world.run(until_s=5.0)
     world.disk.snapshot(world.syncer.state)
@@ -151,7 +151,7 @@ def test_joiners_that_another_disk_knows_nothing_of_go_on_as_the_lives_that_they
     world.run(until_s=35.0)
     assert world.syncer.state.epoch == 1
     assert [world.nodes[U0], world.nodes[U1]] == nodes, "they are the same processes"
-    assert [node.machine.incarnation for node in nodes] == [1, 1]
+    assert [node.machine.incarnation for node in nodes] == [2, 2]
     assert [node.shard for node in nodes] == [3, 2], "who came first has what was read least"
     ends_well(world)
     status = status_of(world.syncer, world.now_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wan_diloco.protocol.events import LearnerConnected, LearnerDisconnected, SendToLearner, SessionId
+from wan_diloco.protocol.events import CloseSession, LearnerConnected, LearnerDisconnected, SendToLearner, SessionId
 from wan_diloco.protocol.messages import Stop
 from wan_diloco.simulation import transition_table
 from wan_diloco.simulation.transitions import Transitions, missing_from_table, table
@@ -36,3 +36,14 @@ def test_what_is_seen_counts_once_and_what_the_table_lacks_is_told() -> None:
     seen, undeclared = transitions.result()
     assert seen == {"syncer: LearnerConnected -> nothing"}
     assert undeclared == {"syncer: LearnerDisconnected -> say Stop"}
+
+
+def test_a_session_that_is_ended_for_a_reason_of_its_own_is_told() -> None:
+    transitions = Transitions()
+    for reason in ("refused: the layout differs", "for no reason"):
+        transitions.note(
+            "syncer", LearnerConnected(session=SessionId(1)), [CloseSession(session=SessionId(1), reason=reason)]
+        )
+    seen, undeclared = transitions.result()
+    assert "closed: refused" in seen
+    assert "closed: for no reason" in undeclared

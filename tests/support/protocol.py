@@ -25,6 +25,7 @@ from wan_diloco.units import (
     LocalStep,
     RoundId,
     ShardId,
+    Term,
     Version,
 )
 
@@ -94,6 +95,7 @@ def hello(
     settings: tuple[tuple[str, str], ...] = TERMS.settings,
     initial_digests: tuple[str, ...] = TERMS.initial_digests,
     life_id: str = "",
+    term: int = 0,
 ) -> Hello:
     """A Hello that `TERMS` agree with, but for what is given."""
     return Hello(
@@ -107,6 +109,7 @@ def hello(
         local_step=LocalStep(local_step),
         tokens=local_step * BATCH_TOKENS,
         life_id=life_id,
+        term=Term(term),
     )
 
 

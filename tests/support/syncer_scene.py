@@ -45,7 +45,7 @@ from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import METRICS_FILE, MetricsWriter
 from wan_diloco.transport.interface import Connection
 from wan_diloco.transport.memory import MemoryNetwork
-from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, Version
+from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, Term, Version
 from wan_diloco.wire.frames import Buffers, pack
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ class Learner:
         self.incarnation = 0
         self.units_before = 0
         self.life_id = ""
+        self.term = Term(0)
         self.paces: list[int] = []
         self.granted_bytes_per_s = 0.0
         self.started = asyncio.Event()
@@ -189,6 +190,7 @@ class Learner:
                 local_step=LocalStep(self.local_step),
                 tokens=self.local_step * BATCH_TOKENS,
                 life_id=self.life_id,
+                term=self.term,
             )
         )
         try:

@@ -20,6 +20,8 @@ _SENTENCES_MAX: Final = 50
 
 # Learner, incarnation, fragment, and the step at which the work begins.
 _Key = tuple[str, int, int, int]
+# The step up to which work goes, and its base: epoch and count.
+_Work = tuple[int, tuple[int, int]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,11 +86,12 @@ class _Auditor:
     def __init__(self) -> None:
         self.audit = TapeAudit()
         # Of each piece of work, the step up to which it is journalled, and its base.
-        self._waiting: dict[int, dict[_Key, tuple[int, tuple[int, int]]]] = defaultdict(dict)
+        self._waiting: dict[int, dict[_Key, _Work]] = defaultdict(dict)
         # Steps of each life and fragment that are in a close record.
         self._covered: dict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
-        # Of each round that is closed and not published, its fragment and what it merges.
-        self._closed: dict[int, tuple[int, dict[_Key, int]]] = {}
+        # Of each round that is closed and not published, its fragment and what it merges: up to which step, on which
+        # base.
+        self._closed: dict[int, tuple[int, dict[_Key, _Work]]] = {}
         self._versions: dict[int, tuple[int, int]] = {}
         self._rounds: set[int] = set()
         self._epoch = 0
@@ -154,7 +157,7 @@ class _Auditor:
         named = next((entries for _, entries in self._closed.values() if key in entries), None)
         if named is not None:
             # A close named it, and then it couldn't be merged.
-            self._undo(key, named.pop(key))
+            self._undo(key, named.pop(key)[0])
         elif self._waiting[key[2]].pop(key, None) is None:
             self.audit.unaccounted += 1
             self._wrong(f"{_said(key, int(header['step_hi']))} was discarded ({reason}) without waiting for anything")
@@ -172,7 +175,7 @@ class _Auditor:
             self.audit.discarded["syncer_lost"] = self.audit.discarded.get("syncer_lost", 0) + lost
         self._waiting.clear()
         for _, entries in self._closed.values():
-            for key, step_hi in entries.items():
+            for key, (step_hi, _) in entries.items():
                 self._undo(key, step_hi)
         self._closed.clear()
         self._versions = {fragment: (epoch, count) for fragment, (_, count) in self._versions.items()}
@@ -180,16 +183,19 @@ class _Auditor:
     def _lost(self, record: Mapping[str, Any]) -> None:
         """A close named them, and they can't be read; a later one of the same key has all of their work."""
         round_id = int(record["round_id"])
-        _, entries = self._closed.get(round_id, (0, {}))
+        fragment, entries = self._closed.get(round_id, (0, {}))
         for item in record["keys"]:
             key = _key({"key": item})
             if key not in entries:
                 self.audit.unaccounted += 1
                 self._wrong(f"round {round_id} loses what it doesn't merge: {key}")
                 continue
-            self._undo(key, entries.pop(key))
+            self._undo(key, entries.pop(key)[0])
             self.audit.discarded["unreadable"] = self.audit.discarded.get("unreadable", 0) + 1
-        if not entries:
+        if record["opened_anew"]:
+            for key, work in entries.items():
+                self._undo(key, work[0])
+                self._waiting[fragment][key] = work
             self._closed.pop(round_id, None)
 
     def _close(self, record: Mapping[str, Any]) -> None:
@@ -206,7 +212,10 @@ class _Auditor:
         headers = [entry["header"] for entry in record["entries"]]
         for header in headers:
             self._merge(round_id, header, waiting)
-        self._closed[round_id] = (fragment, {_key(header): int(header["step_hi"]) for header in headers})
+        self._closed[round_id] = (
+            fragment,
+            {_key(header): (int(header["step_hi"]), _version(header["base"])) for header in headers},
+        )
         for key, (step_hi, base) in list(waiting.items()):
             # Current or one behind can be merged, and is; the older ones are discarded by records of their own.
             if base[0] == current[0] and 0 <= current[1] - base[1] <= 1:
@@ -214,9 +223,7 @@ class _Auditor:
                 self._wrong(f"round {round_id} passed over {_said(key, step_hi)}")
                 del waiting[key]
 
-    def _merge(
-        self, round_id: int, header: Mapping[str, Any], waiting: dict[_Key, tuple[int, tuple[int, int]]]
-    ) -> None:
+    def _merge(self, round_id: int, header: Mapping[str, Any], waiting: dict[_Key, _Work]) -> None:
         key, step_hi = _key(header), int(header["step_hi"])
         covered = self._covered[key[:3]]
         if any(lo < step_hi and key[3] < hi for lo, hi in covered):

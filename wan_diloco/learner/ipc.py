@@ -15,7 +15,7 @@ from wan_diloco.protocol.events import (
     RequestSnapshot,
     SetPace,
 )
-from wan_diloco.units import Incarnation, LocalStep, ShardId, Version
+from wan_diloco.units import Incarnation, LocalStep, ShardId, Term, Version
 
 __all__ = [
     "Admitted",
@@ -29,6 +29,8 @@ __all__ = [
     "UplinkChanged",
     "UplinkStart",
 ]
+
+_NO_TERM = Term(0)
 
 
 # ---- trainer to uplink ---------------------------------------------------------------------------
@@ -64,6 +66,7 @@ class LearnerPosition:
         moments_step: The global step that its inner moments are of; None while they are at zero.
         state_bytes, state_layout: Length and fingerprint of the row of its inner moments.
         shard: Of the data, which it reads; None before it was told.
+        term: The highest that an uplink of this process was welcomed in; 0 before the first.
     """
 
     incarnation: Incarnation
@@ -78,6 +81,7 @@ class LearnerPosition:
     state_layout: str = ""
     life_id: str = ""
     shard: ShardId | None = None
+    term: Term = _NO_TERM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +124,10 @@ TrainerMessage = UplinkStart | BoundaryPassed | UplinkChanged | Leaving
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The syncer took the learner in; a later uplink reconnects as this incarnation."""
+    """The syncer took the learner in; a later uplink reconnects as this incarnation, and knows that term."""
 
     incarnation: Incarnation
+    term: Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from wan_diloco.protocol.events import (
     SnapshotTaken,
 )
 from wan_diloco.training import load_optimizer_tensors, optimizer_tensors, zero_nonfinite_moments
-from wan_diloco.units import Epoch, FragmentId, Incarnation, LocalStep, TransferId, Version
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LocalStep, Term, TransferId, Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +106,7 @@ class LocalTrainer:
         for fragment in layout.fragments:
             read_fragment(fragment, replica.parameters, slots.published(fragment.fragment_id, 0))
         self._initial_digests = tuple(digest(slots.published(index, 0)) for index in range(slots.num_fragments))
-        self._incarnation, self._life_id = Incarnation(0), life_id
+        self._incarnation, self._term, self._life_id = Incarnation(0), Term(0), life_id
         self._local_step, self._tokens, self._unit = LocalStep(0), 0, 0
         self._anchor, self._total_steps = 0, config.total_steps
         self._until_step: LocalStep | None = LocalStep(0)
@@ -150,6 +150,7 @@ class LocalTrainer:
         """What an uplink must know that is started now."""
         return LearnerPosition(
             incarnation=self._incarnation,
+            term=self._term,
             life_id=self._life_id,
             local_step=self._local_step,
             tokens=self._tokens,
@@ -227,8 +228,8 @@ class LocalTrainer:
                     self._anchor, self._total_steps = anchor, total_steps
                     if lease is not None:
                         self._take_data(lease)
-                case Admitted(incarnation=incarnation):
-                    self._incarnation = incarnation
+                case Admitted(incarnation=incarnation, term=term):
+                    self._incarnation, self._term = incarnation, term
                 case ExitLearner():
                     self.exit = command
                 case _:

@@ -63,6 +63,7 @@ def learner_machine(
         settings=config.agreement(),
         initial_digests=position.initial_digests,
         life_id=position.life_id,
+        term=position.term,
     )
     fragments = [
         FragmentState(

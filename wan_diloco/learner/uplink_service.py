@@ -12,7 +12,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
-from wan_diloco.errors import AuthError, DecodeError, NonFiniteError, TransportError
+from wan_diloco.errors import AuthError, DecodeError, NonFiniteError, PeerUnavailable, TransportError
 from wan_diloco.learner.ipc import Admitted, CommandSink
 from wan_diloco.learner.state_keeper import StateKeeper
 from wan_diloco.learner.upload_keeper import UploadKeeper
@@ -35,6 +35,7 @@ from wan_diloco.protocol.events import (
     LearnerEvent,
     LimitUplink,
     PinState,
+    RefuseSyncer,
     ReleaseState,
     RequestSnapshot,
     SendToSyncer,
@@ -133,6 +134,8 @@ class UplinkService:
         # What an event carries that the machine must not see, until the event has been handled.
         self._buffers: dict[UpdateHeader, list[Buffers]] = {}
         self._deferred_snapshots: dict[FragmentId, RequestSnapshot] = {}
+        # Why the connection is to be given up; empty while it isn't.
+        self._refused = ""
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -192,7 +195,7 @@ class UplinkService:
                 self._send_install(installed.fragment_id)
         elif isinstance(event, SyncerSaid) and isinstance(event.message, Welcome):
             # Behind the data of the life: an uplink that dies between the two is followed by one that asks for both.
-            self._sink.send(Admitted(incarnation=event.message.incarnation))
+            self._sink.send(Admitted(incarnation=self._machine.incarnation, term=self._machine.term))
         elif isinstance(event, UpdateArrived):
             self._buffers.pop(event.header, None)
 
@@ -200,6 +203,8 @@ class UplinkService:
         match effect:
             case Connect():
                 self._spawn(self._session())
+            case RefuseSyncer(reason=reason):
+                self._refused = reason
             case SendToSyncer(message=message):
                 if self._connection is not None:
                     self._connection.send(message)
@@ -302,6 +307,9 @@ class UplinkService:
     async def _read_messages(self, connection: Connection) -> None:
         async for message in connection.messages():
             self._process(SyncerSaid(message=message))
+            if self._refused:
+                reason, self._refused = self._refused, ""
+                raise PeerUnavailable(reason)
 
     async def _read_updates(self, connection: Connection) -> None:
         async for header, buffers in connection.updates():

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from wan_diloco.protocol.messages import PROTOCOL_VERSION, Hello, RefusalReason, Refused
-from wan_diloco.units import Incarnation, LearnerId, is_region_name
+from wan_diloco.units import Incarnation, LearnerId, Term, is_region_name
 
-__all__ = ["Standing", "Terms", "differing_setting", "examine"]
+__all__ = ["Standing", "Terms", "differing_setting", "examine", "is_taken_over"]
 
 _NO_LIFE = Incarnation(0)
 
@@ -42,26 +42,28 @@ class Standing:
     Attributes:
         incarnation: The highest that it was ever given; 0 for none.
         life_id: Of the process that lives it; empty where that isn't known.
-        unlisted: How many names that nobody listed have taken part so far.
+        unlisted: How many names that nobody ever listed have taken part so far.
+        once_listed: It is one of a region that was listed once; those count for nobody.
         went_back: Whether the state may have gone back once, so that lives were given which nothing is known of.
     """
 
     incarnation: Incarnation = _NO_LIFE
     life_id: str = ""
     unlisted: int = 0
+    once_listed: bool = False
     went_back: bool = False
 
     def lives(self, hello: Hello) -> bool:
         """Whether the process that says it lives the life that stands, also when it hasn't heard of it yet."""
         if hello.life_id and hello.life_id == self.life_id:
             return hello.incarnation <= self.incarnation
-        # Of a life that was forgotten the number may have been given again: who can be told from its process isn't it.
+        # Of a life that was forgotten the number may be given again: who can be told from its process isn't it.
         return 0 < hello.incarnation == self.incarnation and not (hello.life_id and self.life_id)
 
     def forgot(self, hello: Hello) -> bool:
-        """Whether it may be a life that was given, and that nothing is known of any more.
+        """Whether it may be a life that was given, and that nothing is known of any more: its process gets another.
 
-        Only of a process that can be told from others: whoever else says the number is refused from then on.
+        Only a process that can be told from others: what it says again before it has heard of that one is its own.
         """
         return self.went_back and hello.incarnation > self.incarnation and bool(hello.life_id)
 
@@ -86,6 +88,21 @@ def examine(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
     return _differs(terms, hello)
 
 
+def is_taken_over(terms: Terms, hello: Hello, term: Term) -> bool:
+    """Whether a Hello proves that another process has this run: its sender was welcomed in a later term than this one.
+
+    Only of a learner of this very run; strangers, and garbage, end nothing.
+
+    Args:
+        terms: What it must agree with.
+        hello: What it says.
+        term: Of this process.
+    """
+    is_known = hello.learner_id in terms.learners or bool(terms.unlisted_max)
+    same = (hello.protocol_version, hello.run) == (PROTOCOL_VERSION, terms.run)
+    return hello.term > term and same and is_known and _differs(terms, hello) is None
+
+
 def differing_setting(mine: Iterable[tuple[str, str]], theirs: Mapping[str, str]) -> tuple[str, str] | None:
     """The first setting, and my value, that isn't the same on the other side; None when all are."""
     return next(((key, value) for key, value in mine if theirs.get(key) != value), None)
@@ -104,7 +121,8 @@ def _unlisted(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
         return _no(RefusalReason.UNKNOWN_LEARNER, f"no region {hello.learner_id!r} is configured, only {known}")
     if not is_region_name(hello.learner_id):
         return _no(RefusalReason.UNKNOWN_LEARNER, f"{hello.learner_id!r} isn't a region's name")
-    if not standing.incarnation and standing.unlisted >= terms.unlisted_max:
+    is_new = not (standing.incarnation or standing.once_listed)
+    if is_new and standing.unlisted >= terms.unlisted_max:
         detail = f"{standing.unlisted} names beside the configured ones have taken part, and no more may"
         return _no(RefusalReason.TOO_MANY_LEARNERS, detail)
     return None

@@ -102,7 +102,7 @@ class Downlink:
         line = self._lines[learner_id][fragment_id]
         line.needs_resync, line.sending = True, None
 
-    def is_recent(self, learner_id: LearnerId, state: SyncerState) -> bool:
+    def is_up_to_date(self, learner_id: LearnerId, state: SyncerState) -> bool:
         """Whether a learner holds, of every fragment, the current version or the one before."""
         lines = self._lines.get(learner_id, [])
         return bool(lines) and all(

@@ -18,7 +18,7 @@ from wan_diloco.protocol.messages import (
     UpdateHeader,
 )
 from wan_diloco.protocol.state_events import StateEffect, StateEvent
-from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, TransferId, Version
+from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, LocalStep, Term, TransferId, Version
 
 __all__ = [
     "AllowSteps",
@@ -35,6 +35,7 @@ __all__ = [
     "LearnerEffect",
     "LearnerEvent",
     "LimitUplink",
+    "RefuseSyncer",
     "RequestSnapshot",
     "SendToSyncer",
     "SetPace",
@@ -47,6 +48,8 @@ __all__ = [
     "UpdateBroken",
     "UploadBroken",
 ]
+
+_NO_TERM = Term(0)
 
 _NO_TRANSFER = TransferId(0)
 
@@ -186,6 +189,24 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseSyncer:
+    """Who answers has been taken over, and doesn't know it yet: end the connection, and tell of its end.
+
+    Attributes:
+        said: Its term.
+        heard: The one that this learner was welcomed in before.
+    """
+
+    said: Term
+    heard: Term
+
+    @property
+    def reason(self) -> str:
+        """In one sentence."""
+        return f"a syncer of term {self.said} answers, and one of term {self.heard} has taken its run over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendToSyncer:
     """Send a control message."""
 
@@ -309,6 +330,7 @@ class LimitUplink:
 
 LearnerEffect = (
     Connect
+    | RefuseSyncer
     | SendToSyncer
     | RequestSnapshot
     | StartUpload
@@ -327,7 +349,11 @@ LearnerEffect = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a learner is, as it says in its Hello: see there."""
+    """Who a learner is, as it says in its Hello: see there.
+
+    Attributes:
+        term: That an earlier uplink of the same process heard.
+    """
 
     run: str
     learner_id: LearnerId
@@ -336,3 +362,4 @@ class Identity:
     settings: tuple[tuple[str, str], ...]
     initial_digests: tuple[str, ...]
     life_id: str = ""
+    term: Term = _NO_TERM

@@ -30,6 +30,7 @@ from wan_diloco.protocol.events import (
     LearnerEffect,
     LearnerEvent,
     LimitUplink,
+    RefuseSyncer,
     SendToSyncer,
     SetPace,
     SetRoundTrip,
@@ -68,7 +69,7 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.protocol.rejoin_messages import Donate, DonationOver, NoDonor, StateOffered, SyncerClock
 from wan_diloco.protocol.state_events import StateBroken, StateDescribed, StateFetched, StateProgress
-from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LocalStep, ShardId, Version
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, ShardId, Term, Version
 
 __all__ = ["FragmentState", "LearnerMachine", "LearnerSettings"]
 
@@ -116,6 +117,7 @@ class LearnerMachine:
             slots=[Slot(state) for state in fragments],
             counters=Counters(local_step, tokens, unit),
             incarnation=identity.incarnation,
+            clock=SyncerClock(term=identity.term, epoch=Epoch(0), global_step=GlobalStep(0)),
         )
         self._uploads = UploadDesk(self.context, rng)
         # A new life takes no step before it has the versions that the syncer named at its Welcome, and its moments.
@@ -124,7 +126,6 @@ class LearnerMachine:
         self._donor = DonorPart(self.context)
         self._rng = rng
         self._shard = shard
-        self._first_unit = 0
         self._total_steps = GlobalStep(0)
         self._heard = False
         # The training loop outlives an uplink, and may still go by an anchor that an earlier one told it.
@@ -142,6 +143,11 @@ class LearnerMachine:
         """The life that the syncer gave; 0 before the first Welcome."""
         return self.context.incarnation
 
+    @property
+    def term(self) -> Term:
+        """The highest that this process was welcomed in; 0 before the first Welcome."""
+        return self.context.clock.term
+
     # ---- the driver's side -----------------------------------------------------------------------
 
     def start(self) -> list[LearnerEffect]:
@@ -153,7 +159,7 @@ class LearnerMachine:
         """Take note of an event, decide, and say what to do, in order."""
         match event:
             case Connected():
-                self.context.link.hello_s = now_s
+                self.context.link.hello_s, self.context.link.refused = now_s, False
                 self._hello()
             case ConnectionLost():
                 self._lost(event, now_s)
@@ -221,6 +227,7 @@ class LearnerMachine:
             local_step=counters.local_step,
             tokens=counters.tokens,
             life_id=identity.life_id,
+            term=self.term,
         )
         self.context.effects.append(SendToSyncer(message=hello))
 
@@ -239,6 +246,8 @@ class LearnerMachine:
         self.context.effects.append(ShowReason(topic="syncer", text=f"the syncer can't be reached: {event.reason}"))
 
     def _said(self, message: SyncerMessage, now_s: float) -> None:
+        if self.context.link.refused:
+            return
         match message:
             case Pull() | Acknowledged() | ContributionRefused() if message.fragment_id >= len(self.context.slots):
                 pass  # whoever says it means another model
@@ -278,6 +287,11 @@ class LearnerMachine:
 
     def _welcome(self, message: Welcome, now_s: float) -> None:
         link = self.context.link
+        if message.term < self.term:
+            # What it merges is lost, and what it sends is of a state that went on elsewhere.
+            link.refused = True
+            self.context.effects.append(RefuseSyncer(said=message.term, heard=self.term))
+            return
         link.welcomed, link.failures = True, 0
         # It may have waited at a busy syncer for longer than it travelled: then the first report will tell.
         link.round_trip.took(now_s - link.hello_s)
@@ -293,11 +307,9 @@ class LearnerMachine:
             self._target = message.versions
         self.context.clock = SyncerClock(term=message.term, epoch=message.epoch, global_step=message.global_step)
         lease = None
-        # An earlier uplink may have died before it could tell; or, where the syncer's state went back, another has read
-        # on in the same data meanwhile.
-        is_behind = max(self._first_unit, self.context.counters.unit) < message.next_unit
-        if new_life or is_behind or message.data_shard != self._shard:
-            self._shard, self._first_unit = message.data_shard, message.next_unit
+        # An earlier uplink may have died before it could tell.
+        if new_life or message.data_shard != self._shard:
+            self._shard = message.data_shard
             lease = Lease(shard=message.data_shard, first_unit=message.next_unit)
         self._pace(message.global_step, message.anchor, lease)
         self._report(now_s)
@@ -432,6 +444,8 @@ class LearnerMachine:
 
     def _arrived(self, header: UpdateHeader) -> None:
         slot = self.context.slots[header.fragment_id]
+        if self.context.link.refused:
+            return
         if slot.applying is not None:
             return  # its acknowledgement will tell the syncer what is held
         version, resync = slot.newest

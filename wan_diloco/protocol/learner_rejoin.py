@@ -53,7 +53,11 @@ class RejoinDesk:
             self._fall_back()
             return
         self._offer = None
-        self._await(now_s)
+        if self._patience_s is None:
+            self._await(now_s)
+        else:
+            # Only what comes renews it: on a link that breaks more often than that it would never be over.
+            self._show_awaited()
         self._ask(_NO_TRANSFER)
 
     def offered(self, offer: StateOffered, now_s: float) -> None:
@@ -113,6 +117,9 @@ class RejoinDesk:
 
     def _await(self, now_s: float) -> None:
         self._patience_s = now_s + _PATIENCE_S
+        self._show_awaited()
+
+    def _show_awaited(self) -> None:
         self._show(
             "no step yet: waits for a peer's inner moments"
             if self._offer is None

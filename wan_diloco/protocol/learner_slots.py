@@ -115,6 +115,7 @@ class Link:
 
     Attributes:
         welcomed: The session is taken in; before that only a Hello may be sent.
+        refused: Who answered has been taken over: whatever it says has no meaning, until the connection is gone.
         failures: Attempts that failed in a row.
         connect_s: When to try again; None while connecting or connected.
         heartbeat_s: When to repeat the last report.
@@ -124,6 +125,7 @@ class Link:
     """
 
     welcomed: bool = False
+    refused: bool = False
     failures: int = 0
     connect_s: float | None = None
     heartbeat_s: float | None = None

@@ -58,6 +58,8 @@ class Amount:
 
 
 _NOTHING = Amount(0, 0)
+# What work is lost for until a learner has taken the value of a new epoch.
+_UNTIL_INSTALLED = frozenset({DiscardReason.SYNCER_LOST, DiscardReason.REFRAGMENTED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +188,13 @@ class Ledger:
         contribution contains, which no honest learner tells of.
         """
         life = self.lives.get((learner_id, incarnation))
-        if life is None or life.closed or lo.steps <= life.running[fragment_id].lo.steps:
+        if life is None or life.closed:
+            return
+        running = life.running[fragment_id]
+        if lo == running.lo and running.remainder in _UNTIL_INSTALLED:
+            # It may have come at the very position that was known: what is done since then has fates of its own.
+            running.remainder = DiscardReason.LATE
+        if lo.steps <= running.lo.steps:
             return
         if not _lies_behind(life.running[fragment_id], lo):
             return
@@ -248,6 +256,12 @@ class Ledger:
         interval = self._find(header.key)
         assert interval is not None
         interval.named = True
+
+    def unnamed(self, header: ContributionHeader) -> None:
+        """Its round is opened anew, and it waits again: a larger one of its key may replace it."""
+        interval = self._find(header.key)
+        assert interval is not None
+        interval.named = False
 
     def settled(self, header: ContributionHeader, reason: DiscardReason | None) -> None:
         """A journalled contribution is merged (no reason) or discarded."""

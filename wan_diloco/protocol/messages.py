@@ -57,6 +57,7 @@ __all__ = [
 
 # Both ends must speak the same version; it rises with any change of meaning, not of encoding.
 PROTOCOL_VERSION = 2
+_NO_TERM = Term(0)
 
 
 class DeclineReason(StrEnum):
@@ -142,6 +143,7 @@ class Hello:
         local_step, tokens: The learner's counters at the start of this session.
         life_id: Drawn by chance for each training process: whoever asks for a new life again before it was told of the
             first gets that one. Without any, each Hello asks for another.
+        term: The highest that this process was welcomed in; 0 for none. A syncer of a lower one has been taken over.
     """
 
     protocol_version: int
@@ -154,11 +156,12 @@ class Hello:
     local_step: LocalStep
     tokens: int
     life_id: str = ""
+    term: Term = _NO_TERM
 
     def __post_init__(self) -> None:
         """Refuse what no learner sends."""
         _check(bool(self.learner_id) and bool(self.run), "a Hello names its learner and its run")
-        _check(min(self.incarnation, self.local_step, self.tokens) >= 0, "counters are never negative")
+        _check(min(self.incarnation, self.local_step, self.tokens, self.term) >= 0, "counters are never negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +214,7 @@ class Report:
     def __post_init__(self) -> None:
         """Refuse negative counters and durations."""
         _check(min(self.local_step, self.tokens) >= 0, "counters are never negative")
-        durations = (self.step_time_s, self.rtt_s)
-        _check(all(0 <= each < float("inf") for each in durations), "a duration is a finite number of seconds")
+        _check(all(0 <= each < float("inf") for each in (self.step_time_s, self.rtt_s)), "durations are finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

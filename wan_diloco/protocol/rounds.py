@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from wan_diloco.protocol.messages import DeclineReason
+from wan_diloco.protocol.messages import ContributionHeader, DeclineReason
 from wan_diloco.protocol.syncer_state import Journalled
 from wan_diloco.protocol.tape import MergeEntry, Missing
 from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, RoundId, Version
 
-__all__ = ["REMEMBERED_ATTEMPTS", "Candidates", "OpenRound", "RoundQueue", "candidates", "missing"]
+__all__ = ["REMEMBERED_ATTEMPTS", "Candidates", "OpenRound", "RoundQueue", "answers", "candidates", "missing"]
 
 # Answers of a learner that has nothing to give yet: what it lacks is steps, not time.
 _WORKLESS = frozenset({DeclineReason.ZERO_STEPS, DeclineReason.NO_TOKENS})
@@ -95,6 +95,10 @@ class OpenRound:
         self.declined[learner_id] = reason
         self.unmeasured.add((learner_id, self.attempt))
 
+    def contributes(self, learner_id: LearnerId) -> None:
+        """A learner's contribution is here or on its way: what it lacked before it lacks no more."""
+        self.declined_before.pop(learner_id, None)
+
     @property
     def extra_s(self) -> dict[LearnerId, float]:
         """How much later each member's grant makes its answer to the current attempt."""
@@ -108,6 +112,8 @@ class OpenRound:
 
     def is_barren(self, quorum: int) -> bool:
         """Whether there would be a quorum, if the losses of enough members were finite."""
+        if self.quorate_s is not None:
+            return False
         # Members answer at different times, and rounds are asked at different times: all that are open need never have
         # all their answers in one instant.
         said = self.declined_before | self.declined
@@ -157,14 +163,16 @@ def candidates(round_: OpenRound, pool: list[Journalled], version: Version, reac
             too_old.append(item)
             continue
         entries.append(MergeEntry(header=header, ref=item.ref, payload_bytes=item.payload_bytes, staleness=staleness))
-        key = header.key
-        answers = header.round_id == round_.round_id and (
-            header.attempt == round_.attempt or not reachable(key.learner_id, key.incarnation)
-        )
-        if answers and staleness == 0:
-            fresh.add(key.learner_id)
+        if staleness == 0 and answers(header, round_.round_id, round_.attempt, reachable):
+            fresh.add(header.key.learner_id)
     entries.sort(key=lambda entry: (entry.header.key.learner_id, entry.header.key.step_lo))
     return Candidates(fresh=frozenset(fresh), entries=tuple(entries), too_old=tuple(too_old))
+
+
+def answers(header: ContributionHeader, round_id: RoundId, attempt: int, reachable: Reachable) -> bool:
+    """Whether a contribution is an answer that counts towards a round's quorum, if its base is current."""
+    key = header.key
+    return header.round_id == round_id and (header.attempt == attempt or not reachable(key.learner_id, key.incarnation))
 
 
 def missing(round_: OpenRound, entries: tuple[MergeEntry, ...], reachable: Reachable) -> tuple[Missing, ...]:

@@ -100,7 +100,9 @@ class SyncerContext:
         echoes: Of the report that is being handled, by learner: the number to be said back.
         ingress: What may come in, now.
         responses, sync_s: Measured as the run goes, not durable.
+        began_s: When this process began; None before.
         closing: Sessions that were ended and aren't gone yet.
+        taken_over: Another process has this run: nothing is decided any more.
     """
 
     settings: SyncerSettings
@@ -113,7 +115,9 @@ class SyncerContext:
     echoes: dict[LearnerId, int] = field(default_factory=dict)
     responses: ResponseTimes = field(default_factory=ResponseTimes)
     sync_s: float | None = None
+    began_s: float | None = None
     closing: set[SessionId] = field(default_factory=set)
+    taken_over: bool = False
 
     def __post_init__(self) -> None:
         """Nobody is there yet."""

@@ -22,7 +22,7 @@ class ContributionDesk:
 
     Args:
         context: Of the machine that this is a part of.
-        conductor: Is told how long contributions take.
+        conductor: Is told which contributions come, and how long they take.
     """
 
     def __init__(self, context: SyncerContext, conductor: RoundConductor) -> None:
@@ -55,6 +55,7 @@ class ContributionDesk:
             self.context.effects.append(RefuseUpload(session=session, header=header))
             self._refuse(header, refusal)
             return
+        self.conductor.offered(header)
         self.context.effects.append(AcceptUpload(session=session, header=header))
 
     def stored(self, event: UploadStored, now_s: float) -> None:

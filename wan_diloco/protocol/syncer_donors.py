@@ -31,7 +31,7 @@ from wan_diloco.units import GlobalStep, Incarnation, LearnerId, TransferId
 __all__ = ["DonorDesk"]
 
 # For one joiner: each may be another donor, and then it is better to train.
-_TRIES_MAX = 4
+_FAILURES_MAX = 4
 # A donor pins at a step boundary; whoever hasn't by then is in a step that hangs.
 _PIN_STEPS = 5
 # Transfers of one term; terms make them unique beyond it.
@@ -56,7 +56,6 @@ class _Joiner:
     digest: str = ""
     held_by: LearnerId | None = None
     transfer: TransferId | None = None
-    tries: int = 0
 
 
 @dataclass(slots=True)
@@ -158,8 +157,9 @@ class DonorDesk:
     def _assign(self, learner_id: LearnerId, joiner: _Joiner, session: SessionId, now_s: float) -> None:
         joiners_max = self.context.settings.joiners_max
         choice = choose_donor(self._candidates(learner_id, joiner), joiners_max)
-        if joiner.tries >= _TRIES_MAX:
-            self._refuse(learner_id, session, f"{joiner.tries} transfers failed")
+        failures = joiner.failures.total()
+        if failures >= _FAILURES_MAX:
+            self._refuse(learner_id, session, f"{failures} transfers failed")
         elif choice.donor is not None:
             self._begin(learner_id, joiner, session, choice.donor, now_s)
         elif choice.later:
@@ -175,7 +175,6 @@ class DonorDesk:
         assert donor.session is not None, "candidates have sessions"
         self._last += 1
         joiner.transfer = TransferId(context.state.term * _NUMBERS + self._last)
-        joiner.tries += 1
         pin_s = max(context.settings.lease_s, _PIN_STEPS * donor.step_time_s)
         self._transfers[joiner.transfer] = _Transfer(
             donor=donor_id,
@@ -229,7 +228,7 @@ class DonorDesk:
             and member.learner_id not in self._joiners
             and member.session is not None
             and member.reported
-            and context.downlink.is_recent(member.learner_id, context.state)
+            and context.downlink.is_up_to_date(member.learner_id, context.state)
             and is_proven(context.state, member.learner_id, member.incarnation)
         ]
 

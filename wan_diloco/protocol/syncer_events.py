@@ -21,7 +21,7 @@ from wan_diloco.protocol.messages import (
     UpdateHeader,
 )
 from wan_diloco.protocol.tape import MergeEntry, TapeRecord
-from wan_diloco.units import FragmentId, GlobalStep, RoundId, Version
+from wan_diloco.units import FragmentId, GlobalStep, LearnerId, RoundId, Term, Version
 
 __all__ = [
     "AcceptUpload",
@@ -43,6 +43,7 @@ __all__ = [
     "StartMerge",
     "SyncerEffect",
     "SyncerEvent",
+    "TakenOver",
     "TransferBroken",
     "UpdateSource",
     "UploadFailed",
@@ -294,6 +295,28 @@ class EndRun:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenOver:
+    """Another process has this run: the driver ends, as it stands.
+
+    Attributes:
+        learner_id: Who has heard of it.
+        term: The other's, as heard.
+    """
+
+    learner_id: LearnerId
+    term: Term
+
+
 SyncerEffect = (
-    SendToLearner | CloseSession | AcceptUpload | RefuseUpload | Record | StartMerge | SendUpdate | ShowReason | EndRun
+    SendToLearner
+    | CloseSession
+    | AcceptUpload
+    | RefuseUpload
+    | Record
+    | StartMerge
+    | SendUpdate
+    | ShowReason
+    | EndRun
+    | TakenOver
 )

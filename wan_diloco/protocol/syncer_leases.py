@@ -56,12 +56,15 @@ class LeaseDesk:
 
     def _silent_s(self, now_s: float) -> dict[LearnerId, float]:
         """For how long nothing was heard of those that aren't live."""
-        members = self.context.membership.members
+        members, began_s = self.context.membership.members, self.context.began_s
         silent_s = {}
         for holder in self.context.state.leases:
             member = members.get(holder)
             if member is None:
-                silent_s[holder] = math.inf  # it was gone already when this process began
+                # Whether it was there when the process before ended isn't known of everybody: before a run starts
+                # nobody notes it. So it has as long to come back as who is known to have been there.
+                if began_s is not None and now_s >= began_s + self.context.settings.lease_s:
+                    silent_s[holder] = math.inf
             elif not member.live:
                 silent_s[holder] = now_s - member.heard_s
         return silent_s

@@ -46,8 +46,8 @@ __all__ = ["SyncerMachine", "SyncerSettings"]
 
 # Figures fall by no more than this over a restart; a note a second is little beside the rounds.
 _NOTE_S = 1.0
-# Far more than a process closes between two flushes: of those that a power cut took nothing is known.
-_ROUNDS_LOST_MAX = 1_000_000
+# More than a process opens in a lifetime.
+_ROUNDS_A_TERM_MAX = 1_000_000_000
 
 
 class SyncerMachine:
@@ -65,7 +65,6 @@ class SyncerMachine:
         self._contributions = ContributionDesk(self.context, self.conductor)
         self.donors = DonorDesk(self.context)
         self._sessions = SessionDesk(self.context, self.conductor, self.donors)
-        self._began_s: float | None = None
         self._paced: tuple[int, int] = (self.context.membership.global_step, 0)
         self._recorded = 0
         self._noted = state.progress()
@@ -79,19 +78,15 @@ class SyncerMachine:
 
     def start(self, now_s: float) -> list[SyncerEffect]:
         """Take the state: a new term, and the merges that were closed and not published."""
-        self._began_s = now_s
-        # Rounds that an earlier process opened and did not close may have been answered; their numbers must not
-        # come again, or those answers would count for a question never asked.
+        self.context.began_s = now_s
         settings = self.context.settings
         epoch = next_epoch(self.state, settings.epoch_min)
-        # So many for each epoch in between, since several may have gone on from this very state and been lost.
-        unknown = _ROUNDS_LOST_MAX * (epoch - self.state.epoch) or (settings.rounds_max if self.state.term else 0)
-        record = SyncerStarted(
-            term=Term(max(self.state.term + 1, settings.term_min)),
-            epoch=epoch,
-            next_round=self.state.next_round + unknown,
-            durable=settings.durable,
-        )
+        term = Term(max(self.state.term + 1, settings.term_min))
+        # Rounds that another process opened may have been answered; their numbers must not come again, or those answers
+        # would count for a question never asked. Nothing is known of those that it never closed, or whose closing was
+        # lost; so each term has numbers of its own.
+        next_round = max(self.state.next_round, (term - 1) * _ROUNDS_A_TERM_MAX)
+        record = SyncerStarted(term=term, epoch=epoch, next_round=next_round, durable=settings.durable)
         self.context.record(record, durable=True)
         shards = settings.data_shards
         if shards != self.state.listed:
@@ -116,22 +111,24 @@ class SyncerMachine:
         Raises:
             LocalProtocolError: The driver misuses the machine.
         """
-        if self._began_s is None:
+        if self.context.began_s is None:
             raise LocalProtocolError("the machine was not started")
+        if self.context.taken_over:
+            return []
         self._note(event, now_s)
         self._settle(now_s)
         return self.context.take()
 
     def deadline_s(self) -> float | None:
         """When `TimerFired` is due next; None for never."""
-        if self._finished:
+        if self._finished or self.context.taken_over:
             return None
         membership = self.context.membership
         times = [membership.expires_s(member) for member in membership.live()]
         times += self.conductor.deadlines_s()
         times += self.donors.deadlines_s()
-        if not self.state.started and self._began_s is not None and membership.live():
-            times.append(self._began_s + self.context.settings.start_timeout_s)
+        if not self.state.started and self.context.began_s is not None and membership.live():
+            times.append(self.context.began_s + self.context.settings.start_timeout_s)
         return min(times, default=None)
 
     def _note(self, event: SyncerEvent, now_s: float) -> None:
@@ -173,7 +170,7 @@ class SyncerMachine:
 
     def _settle(self, now_s: float) -> None:
         """Make every decision that has become possible."""
-        if self._finished:
+        if self._finished or self.context.taken_over:
             return
         context = self.context
         for member in context.membership.expire(now_s):
@@ -202,12 +199,13 @@ class SyncerMachine:
 
     def _start_run(self, now_s: float) -> None:
         context, membership = self.context, self.context.membership
-        if self.state.started or self._began_s is None:
+        if self.state.started or context.began_s is None:
             return
-        present = [member.learner_id for member in membership.live()]
-        absent = [learner for learner in context.settings.terms.learners if learner not in present]
-        over = now_s >= self._began_s + context.settings.start_timeout_s
-        if absent and not (over and present):
+        live, listed = {member.learner_id for member in membership.live()}, context.settings.terms.learners
+        present = [learner for learner in listed if learner in live]
+        absent = [learner for learner in listed if learner not in live]
+        over = now_s >= context.began_s + context.settings.start_timeout_s
+        if absent and not (over and live):
             context.show("start", f"waiting for {', '.join(absent)} before the first step")
             return
         started = RunStarted(present=tuple(present), absent=tuple(absent), total_steps=context.settings.total_steps)

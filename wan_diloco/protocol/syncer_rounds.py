@@ -22,7 +22,7 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.protocol.pacing import UPLINK_SHARE
 from wan_diloco.protocol.quorum import RoundView, Verdict, decide, smooth
-from wan_diloco.protocol.rounds import Candidates, OpenRound, RoundQueue, candidates, missing
+from wan_diloco.protocol.rounds import Candidates, OpenRound, RoundQueue, answers, candidates, missing
 from wan_diloco.protocol.syncer_context import SyncerContext
 from wan_diloco.protocol.tape import ContributionDiscarded, ContributionsLost, FragmentPublished, RoundClosed
 from wan_diloco.units import FragmentId, LearnerId, RoundId
@@ -145,6 +145,12 @@ class RoundConductor:
             text = "its loss or gradients are not finite any more, and its steps count for nothing"
             self.context.show(f"finite:{member.learner_id}", f"{member.learner_id}: {text}")
 
+    def offered(self, header: ContributionHeader) -> None:
+        """A contribution is on its way, and may take long."""
+        round_ = self.open.get(header.key.fragment_id)
+        if round_ is not None and round_.round_id == header.round_id:
+            round_.contributes(header.key.learner_id)
+
     def merged(self, event: MergeFinished) -> None:
         """A merge is done: the new version exists, and everybody is sent it.
 
@@ -175,7 +181,7 @@ class RoundConductor:
         self.context.show("storage", f"a merge could not be done and is tried again: {event.reason}")
 
     def unreadable(self, event: ContributionsUnreadable, now_s: float) -> None:
-        """Contributions of a round are lost: the others are merged; where there are none it is opened anew.
+        """Contributions of a round are lost: the others are merged; where they are no quorum it is opened anew.
 
         Raises:
             LocalProtocolError: No such round is being merged, or not with these.
@@ -183,13 +189,27 @@ class RoundConductor:
         closed = self._merging(event.round_id)
         if not event.keys or not set(event.keys) <= {entry.header.key for entry in closed.entries}:
             raise LocalProtocolError(f"round {event.round_id} doesn't merge {event.keys}")
-        fragment_id = closed.fragment_id
-        lost = ContributionsLost(round_id=closed.round_id, fragment_id=fragment_id, keys=event.keys)
+        fragment_id, reachable = closed.fragment_id, self.context.membership.reachable
+        fresh = {
+            entry.header.key.learner_id
+            for entry in closed.entries
+            if entry.header.key not in event.keys
+            and entry.staleness == 0
+            and answers(entry.header, closed.round_id, closed.attempt, reachable)
+        }
+        opened_anew = len(fresh) < self.context.settings.policy.quorum
+        lost = ContributionsLost(
+            round_id=closed.round_id, fragment_id=fragment_id, keys=event.keys, opened_anew=opened_anew
+        )
         self.context.record(lost, durable=True)
-        if fragment_id in self.context.state.closed:
-            self._start_merge(self.context.state.closed[fragment_id], now_s)
-        else:
+        senders = ", ".join(sorted({key.learner_id for key in event.keys}))
+        then = f"{len(fresh)} fresh ones are left, and it is opened anew" if opened_anew else "the others are merged"
+        text = f"round {closed.round_id}: what came from {senders} can't be read from the disk any more; {then}"
+        self.context.show("storage", text)
+        if opened_anew:
             self.queue.add(fragment_id, closed.global_step)
+        else:
+            self._start_merge(self.context.state.closed[fragment_id], now_s)
 
     def _merging(self, round_id: RoundId) -> RoundClosed:
         for closed in self.context.state.closed.values():
@@ -294,6 +314,8 @@ class RoundConductor:
     def _decide(self, round_: OpenRound, now_s: float) -> None:
         fragment_id = round_.fragment_id
         found = self._candidates(round_)
+        for learner in found.fresh:
+            round_.contributes(learner)
         quorate = len(found.fresh) >= self.context.settings.policy.quorum
         if quorate and round_.quorate_s is None:
             round_.quorate_s = now_s
@@ -311,8 +333,9 @@ class RoundConductor:
         if verdict.close:
             self._close(round_, found, now_s)
         elif round_.quorate_s is None and now_s >= round_.gives_up_s:
-            learners, quorum = self.context.settings.terms.learners, self.context.settings.policy.quorum
-            silent = ", ".join(learner for learner in learners if learner not in found.fresh)
+            quorum = self.context.settings.policy.quorum
+            known = dict.fromkeys((*self.context.settings.terms.learners, *sorted(round_.asked)))
+            silent = ", ".join(learner for learner in known if learner not in found.fresh)
             text = f"round {round_.round_id}: {len(found.fresh)} of {quorum} learners, lacking {silent}"
             self.context.show(f"fragment:{fragment_id}", text)
             self._ask(round_, now_s)

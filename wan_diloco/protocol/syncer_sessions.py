@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from wan_diloco.protocol.admission import Standing, examine
-from wan_diloco.protocol.events import SessionId
+from wan_diloco.protocol.admission import Standing, examine, is_taken_over
+from wan_diloco.protocol.events import SessionId, TakenOver
 from wan_diloco.protocol.ledger import Amount
 from wan_diloco.protocol.membership import Member
 from wan_diloco.protocol.messages import (
@@ -108,6 +108,11 @@ class SessionDesk:
             state.rejected_once(RefusalReason.GARBAGE)
             self.context.close(session, "a second Hello")
             return
+        if is_taken_over(self.context.settings.terms, hello, state.term):
+            # Before anything else is decided about it: a life that the other gave looks like one that nobody gave.
+            self.context.taken_over = True
+            self.context.effects.append(TakenOver(learner_id=learner_id, term=hello.term))
+            return
         standing = self._standing(learner_id)
         refused = examine(self.context.settings.terms, hello, standing)
         if refused is not None:
@@ -127,22 +132,27 @@ class SessionDesk:
         self.conductor.ask_again()
 
     def _standing(self, learner_id: LearnerId) -> Standing:
-        state, listed = self.context.state, self.context.settings.terms.learners
+        state = self.context.state
         return Standing(
             incarnation=state.incarnations.get(learner_id, Incarnation(0)),
             life_id=state.life_ids.get(learner_id, ""),
-            unlisted=sum(name not in listed for name in state.incarnations),
+            unlisted=sum(name not in state.shards for name in state.incarnations),
+            once_listed=learner_id in state.shards,
             went_back=state.epoch > 0,
         )
 
     def _begin_life(self, hello: Hello, standing: Incarnation, now_s: float) -> Refused | None:
-        """Admit a new life, if there are data for it; one that was forgotten, under the number that it has."""
+        """Admit a new life, if there are data for it.
+
+        Also one that was forgotten begins anew, under a number that it didn't have: its data, its position in them and
+        its account do, and what it has learned so far is of an epoch that is over.
+        """
         shard = self._leases.lend(hello.learner_id, now_s)
         if isinstance(shard, Refused):
             return shard
         record = LearnerAdmitted(
             learner_id=hello.learner_id,
-            incarnation=max(hello.incarnation, Incarnation(standing + 1)),
+            incarnation=Incarnation(max(hello.incarnation, standing) + 1),
             local_step=hello.local_step,
             tokens=hello.tokens,
             life_id=hello.life_id,
@@ -181,7 +191,7 @@ class SessionDesk:
     def _refuse_session(self, session: SessionId, refused: Refused) -> None:
         self.context.state.rejected_once(refused.reason)
         self.context.send(session, refused)
-        self.context.close(session, refused.detail)
+        self.context.close(session, f"refused: {refused.detail}")
 
     def _report(self, member: Member, report: Report) -> None:
         if report.local_step < member.local_step:

@@ -110,7 +110,7 @@ class SyncerState:
         total_steps: T, once the run has started.
         global_step: At least this far.
         due_steps: Of each fragment, the global step at which its last closed round was due; 0 before. One less where
-            that round lost all that it had.
+            that round is opened anew.
     """
 
     parameters: tuple[int, ...]
@@ -266,10 +266,15 @@ class SyncerState:
             if entry.header.key in record.keys:
                 self.ledger.unreadable(entry.header)
         left = tuple(entry for entry in closed.entries if entry.header.key not in record.keys)
-        if left:
+        if not record.opened_anew:
             self.closed[record.fragment_id] = replace(closed, entries=left)
             return
         del self.closed[record.fragment_id]
+        for entry in left:
+            self.pool[record.fragment_id][entry.header.key] = Journalled(
+                header=entry.header, ref=entry.ref, payload_bytes=entry.payload_bytes
+            )
+            self.ledger.unnamed(entry.header)
         # It is due still, also for a process that knows nothing but this.
         self.due_steps[record.fragment_id] = closed.global_step - 1
 

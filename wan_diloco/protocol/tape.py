@@ -146,7 +146,7 @@ class RunStarted:
     """Learners may take steps. Given once a run.
 
     Attributes:
-        present, absent: Configured learners that had said Hello by then, and those that had not.
+        present, absent: Configured learners that were live by then, and those that weren't.
         total_steps: T, whatever a later start is configured with.
     """
 
@@ -196,7 +196,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundClosed:
-    """Which contributions a round merges; decided, durable, never changed.
+    """Which contributions a round merges; decided, durable, changed by `ContributionsLost` alone.
 
     Attributes:
         members: Live learners of the last attempt.
@@ -223,11 +223,13 @@ class ContributionsLost:
 
     Attributes:
         keys: Of the contributions.
+        opened_anew: The others are no quorum: they wait for the round that comes in place of this one.
     """
 
     round_id: RoundId
     fragment_id: FragmentId
     keys: tuple[ContributionKey, ...]
+    opened_anew: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from wan_diloco.simulation.transitions import table
@@ -69,7 +69,7 @@ class Campaign:
 
 
 def play_worlds(first: int, count: int, jobs: int) -> Iterator[WorldResult]:
-    """Play worlds, in the order in which they are done.
+    """Play worlds; with several processes they come in the order in which they are done.
 
     Args:
         first: The first seed.
@@ -84,8 +84,8 @@ def play_worlds(first: int, count: int, jobs: int) -> Iterator[WorldResult]:
     # Children that are started anew share no locks and threads of this process with it.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=min(jobs, len(batches) or 1), mp_context=context) as pool:
-        for results in pool.map(_play_batch, batches):
-            yield from results
+        for done in as_completed([pool.submit(_play_batch, batch) for batch in batches]):
+            yield from done.result()
 
 
 def _play_batch(seeds: range) -> list[WorldResult]:

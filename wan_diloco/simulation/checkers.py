@@ -67,6 +67,7 @@ class Invariants:
         merged: Keys of all contributions that were merged.
         journalled: Durable contributions without a fate.
         written: The same as the process that runs knows it: some of it may not be durable yet.
+        named: What its close records name, while they aren't published.
         stored_hi: Up to which step contributions are durable, by learner, fragment and first step; also those that
             have their fate.
         admitted: The life that stands of each learner.
@@ -84,6 +85,7 @@ class Invariants:
     covered: dict[tuple[LearnerId, int, FragmentId], int] = field(default_factory=dict)
     journalled: dict[ContributionKey, ContributionHeader] = field(default_factory=dict)
     written: dict[ContributionKey, ContributionHeader] = field(default_factory=dict)
+    named: dict[RoundId, dict[ContributionKey, ContributionHeader]] = field(default_factory=dict)
     stored_hi: dict[tuple[LearnerId, FragmentId, int], int] = field(default_factory=dict)
     admitted: dict[LearnerId, int] = field(default_factory=dict)
     versions: dict[FragmentId, Version] = field(default_factory=dict)
@@ -113,10 +115,22 @@ class Invariants:
                     self.written.clear()
                 case SyncerStarted(epoch=epoch) if epoch > self.epoch:
                     self.written.clear()
+                    self.named.clear()
                 case RoundClosed():
+                    self.named[effect.record.round_id] = {
+                        entry.header.key: entry.header for entry in effect.record.entries
+                    }
                     for entry in effect.record.entries:
                         known = self.written.pop(entry.header.key, None)
                         must(known == entry.header, f"{entry.header.key} is merged and not in the journal")
+                case ContributionsLost() as lost:
+                    named = self.named[lost.round_id]
+                    for key in lost.keys:
+                        named.pop(key, None)
+                    if lost.opened_anew:
+                        self.written |= self.named.pop(lost.round_id)
+                case FragmentPublished():
+                    self.named.pop(effect.record.round_id, None)
                 case _:
                     pass
 
@@ -132,7 +146,7 @@ class Invariants:
                     self._anew(record.epoch)
             case LearnerAdmitted():
                 before = self.admitted.get(record.learner_id, 0)
-                # A life that was given on a disk that is lost may go on, under its number.
+                # Numbers that were given on a disk that is lost aren't given again to who says so.
                 follows = record.incarnation == before + 1 or (self.disk_lost and record.incarnation > before)
                 must(follows, f"life {before} is followed by {record.incarnation}")
                 self.admitted[record.learner_id] = record.incarnation
@@ -162,6 +176,10 @@ class Invariants:
     def restarted(self, state: SyncerState) -> None:
         """A new process knows what is durable, and all of it."""
         self.written = dict(self.journalled)
+        self.named = {
+            closed.round_id: {entry.header.key: entry.header for entry in closed.entries}
+            for closed in self.merging_now.values()
+        }
         pool = {key: item.header for held in state.pool for key, item in held.items()}
         must(pool == self.journalled, "a restart loses what was acknowledged, or finds what was not")
         must(state.closed == self.merging_now, "a restart forgets rounds that are closed")
@@ -293,15 +311,19 @@ class Invariants:
         closed = self.merging_now.pop(record.fragment_id, None)
         must(closed is not None, f"fragment {record.fragment_id} loses contributions without a round")
         assert closed is not None
-        left = tuple(entry for entry in closed.entries if entry.header.key not in record.keys)
-        must(len(left) == len(closed.entries) - len(record.keys) < len(closed.entries), "what is lost wasn't there")
-        if left:
+        lost = {entry.header.key for entry in closed.entries} & set(record.keys)
+        must(0 < len(lost) == len(record.keys), "what is lost wasn't there")
+        left = tuple(entry for entry in closed.entries if entry.header.key not in lost)
+        for entry in closed.entries if record.opened_anew else ():
+            if entry in left:
+                self.journalled[entry.header.key] = entry.header
+        if not record.opened_anew:
             self.merging_now[record.fragment_id] = replace(closed, entries=left)
-        for entry in closed.entries:
-            if entry.header.key in record.keys:
-                self.leases.lost(entry.header)
-        for key in record.keys:
-            # A later contribution of that key contains all of its work, and may be merged.
+        # What waits again may be replaced; and a later contribution of a key that is lost contains all of its work.
+        gone = [entry.header for entry in closed.entries if record.opened_anew or entry not in left]
+        for header in sorted(gone, key=lambda header: header.key.step_lo, reverse=True):
+            key = header.key
+            self.leases.lost(header)
             self.merged.discard(key)
             self.covered[key.learner_id, int(key.incarnation), key.fragment_id] = key.step_lo
 
@@ -312,6 +334,8 @@ class Invariants:
         expected = self.versions.get(record.fragment_id, Version(self.epoch, 0)).next()
         must(record.version == expected, f"version {record.version} is published in place of {expected}")
         must(closed.round_id == record.round_id, f"round {record.round_id} is published for {closed.round_id}")
+        fresh = {entry.header.key.learner_id for entry in closed.entries if entry.staleness == 0}
+        must(len(fresh) >= self.quorum, f"round {record.round_id} is published with {len(fresh)} of {self.quorum}")
         self.versions[record.fragment_id] = record.version
         self.published += 1
         self.saw(record.fragment_id, record.version, record.digest)

@@ -50,6 +50,10 @@ class FaultKind(StrEnum):
 
 # The syncer's process ends, and another takes its state up.
 SYNCER_ENDS = frozenset({FaultKind.RESTART, FaultKind.CRASH, FaultKind.CRASH_AT_END, FaultKind.LOSE_DISK})
+# What befalls a process of the syncer's, and nobody while there is none.
+_OF_PROCESS = frozenset(
+    {FaultKind.SLOW_DISK, FaultKind.FULL_DISK, FaultKind.CLOCK, FaultKind.CRASH_AT_END, FaultKind.NEW_CAPS}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,8 @@ def _absent(world: MachineWorld, fault: Fault) -> bool:
 
 def _of_syncer(world: MachineWorld, fault: Fault) -> bool | None:
     """A fault of the syncer's; None for another."""
+    if fault.kind in _OF_PROCESS and not world.syncer_up:
+        return False
     match fault.kind:
         case FaultKind.RESTART:
             return world.restart_syncer(fault.lasts_s)
@@ -126,7 +132,7 @@ def _of_syncer(world: MachineWorld, fault: Fault) -> bool | None:
             _new_caps(world, fault)
         case _:
             return None
-    return world.syncer_up
+    return True
 
 
 def _new_caps(world: MachineWorld, fault: Fault) -> None:

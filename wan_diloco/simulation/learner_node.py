@@ -30,6 +30,7 @@ from wan_diloco.protocol.events import (
     LearnerEvent,
     LimitUplink,
     PinState,
+    RefuseSyncer,
     ReleaseState,
     RequestSnapshot,
     SendToSyncer,
@@ -54,7 +55,7 @@ from wan_diloco.simulation.checkers import Invariants, must
 from wan_diloco.simulation.lease_book import Unit
 from wan_diloco.simulation.state_exchange import StateExchange
 from wan_diloco.simulation.world_settings import BATCH_TOKENS, PARAMETERS, LinkProfile, WorldSettings
-from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, ShardId, TransferId, Version
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, LocalStep, ShardId, Term, TransferId, Version
 
 __all__ = ["LearnerNode", "Note", "Surroundings"]
 
@@ -165,7 +166,7 @@ class LearnerNode:
         self._uploads_max = settings.uploads_max
         self._rng = rng
         self.life_id = f"{rng.getrandbits(64):016x}"
-        self.machine = self._new_machine(Incarnation(0))
+        self.machine = self._new_machine(Incarnation(0), Term(0))
         self._clock_s = world.clock_step_s + (rng.uniform(0.0, _CLOCK_MAX_S) if settings.skewed else 0.0)
         self._reached_s = float("-inf")
         self._newest = list(zip(self.versions, self.digests, strict=True))
@@ -234,10 +235,10 @@ class LearnerNode:
         self._wanted.clear()
         self.generation += 1
         self._timer += 1
-        self.machine = self._new_machine(self.machine.incarnation)
+        self.machine = self._new_machine(self.machine.incarnation, self.machine.term)
         self._perform(self.machine.start())
 
-    def _new_machine(self, incarnation: Incarnation) -> LearnerMachine:
+    def _new_machine(self, incarnation: Incarnation, term: Term) -> LearnerMachine:
         settings = self._world.settings
         states = [
             FragmentState(version=version, resync=resync, step_lo=LocalStep(step), tokens_lo=tokens)
@@ -245,7 +246,7 @@ class LearnerNode:
         ]
         return LearnerMachine(
             settings.for_learner(),
-            replace(settings.identity(self.learner_id), incarnation=incarnation, life_id=self.life_id),
+            replace(settings.identity(self.learner_id), incarnation=incarnation, life_id=self.life_id, term=term),
             states,
             local_step=LocalStep(self.local_step),
             tokens=self.tokens,
@@ -331,6 +332,8 @@ class LearnerNode:
                     self._lease = effect.lease or self._lease
                 case LimitUplink() | SetRoundTrip() | ShowReason():
                     pass
+                case RefuseSyncer(reason=reason):
+                    must(False, f"{self.learner_id} refuses the only syncer that there is: {reason}")
                 case ExitLearner():
                     self.exit_code = effect.exit_code
                     self._world.exited(self, effect)

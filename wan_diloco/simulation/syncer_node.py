@@ -262,6 +262,7 @@ class SyncerNode:
                     if self._network.rng.random() < 0.5:
                         self._write([later for later in effects[index:] if isinstance(later, Record)])
                     self.crash(self._down_s)
+                    return
             self._end_doom(effect)
             if process != self.process:
                 return

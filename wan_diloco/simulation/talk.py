@@ -200,18 +200,17 @@ class Talk:
         standing = self._invariants.admitted.get(learner_id, 0)
         asked_again = self._born.get(learner_id) == (hello.life_id, standing)
         has_data = learner_id in self._invariants.leases.holders.values()
-        if self._invariants.disk_lost and hello.incarnation > standing:
-            # It was given on a disk that is lost.
-            must(incarnation == hello.incarnation, f"life {hello.incarnation} is welcomed as {incarnation}")
-            self._born[learner_id] = (hello.life_id, incarnation)
-        elif has_data and hello.incarnation and not asked_again:
-            must(incarnation == hello.incarnation == standing, f"life {incarnation} is welcomed, {standing} stands")
-        elif has_data and asked_again:
+        # It was given on a disk that is lost.
+        is_forgotten = self._invariants.disk_lost and hello.incarnation > standing
+        if has_data and asked_again and not is_forgotten:
             must(incarnation == standing, f"who lives {standing} asked twice, and gets another: {incarnation}")
+        elif has_data and hello.incarnation and not is_forgotten:
+            must(incarnation == hello.incarnation == standing, f"life {incarnation} is welcomed, {standing} stands")
         else:
-            is_own = hello.incarnation in (0, standing) or asked_again
+            is_own = hello.incarnation in (0, standing) or asked_again or is_forgotten
             must(is_own, f"life {hello.incarnation} of {learner_id} is over, and is welcomed as another")
-            must(incarnation > standing, f"a new life gets the number {incarnation}, {standing} was given before")
+            given = max(standing, int(hello.incarnation))
+            must(incarnation > given, f"a new life gets the number {incarnation}, {given} was given before")
             self._born[learner_id] = (hello.life_id, incarnation)
             self._step_s.pop(learner_id, None)
         self._invariants.leases.welcomed((learner_id, incarnation), welcome)

@@ -131,7 +131,7 @@ BY_SETTLING: dict[str, frozenset[str]] = {
     ),
 }
 
-# How the reasons with which a session is ended begin; every refusal at Hello has its own.
+# How the reasons with which a session is ended begin.
 CLOSES = (
     "refused",
     "no standing session",
@@ -174,5 +174,7 @@ UNREACHABLE: dict[str, str] = {
     "discarded: removed": "regions are taken out of a run between two starts, and here all have one configuration",
     "discarded: refragmented": "as above",
     "syncer: -> record Refragmented": "its driver writes it, where the values are, before the machine begins",
+    "syncer: -> TakenOver": "a world has one syncer at a time: nobody was welcomed in a later term than its own",
+    "learner: -> RefuseSyncer": "as above",
     "learner: -> say Goodbye": "its driver says it, at SIGTERM",
 }

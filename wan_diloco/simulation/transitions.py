@@ -206,4 +206,4 @@ _MAKERS: dict[type, Callable[[Any], str]] = {
 
 
 def _close_name(reason: str) -> str:
-    return next((name for name in CLOSES if reason.startswith(name)), "refused")
+    return next((name for name in CLOSES if reason.startswith(name)), reason)

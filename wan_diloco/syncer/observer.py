@@ -310,6 +310,8 @@ class Observer:
             self.event("learner_joined", f"{learner_id}, incarnation 1, data of shard {record.shard}")
             return
         why = "its data had gone to another" if learner_id in self._unleased else "its process was started again"
+        if record.local_step and learner_id not in self._unleased:
+            why += " from a checkpoint, or nothing is known of its life any more"
         self._unleased.discard(learner_id)
         self.event("learner_rejoined", f"{learner_id}, incarnation {record.incarnation}: {why}")
 
@@ -325,12 +327,13 @@ class Observer:
 
     def _lost(self, record: ContributionsLost) -> None:
         names = ", ".join(key.learner_id for key in record.keys)
-        text = f"round {record.round_id}: what came from {names} can't be read from the disk any more, and is discarded"
+        then = "the round is opened anew" if record.opened_anew else "the others are merged"
+        text = f"round {record.round_id}: what came from {names} can't be read from the disk any more; {then}"
         self.event("contributions_lost", text)
         if (round_ := self._rounds.get(record.round_id)) is not None:
             left = tuple(entry for entry in round_.closed.entries if entry.header.key not in record.keys)
             round_.closed = replace(round_.closed, entries=left)
-            if not left:
+            if record.opened_anew:
                 del self._rounds[record.round_id]
 
     def _published(self, record: FragmentPublished) -> None:

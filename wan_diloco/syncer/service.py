@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, assert_never
 
-from wan_diloco.errors import StorageError
+from wan_diloco.errors import StateTakenOver, StorageError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.events import (
     AcceptUpload,
@@ -35,6 +35,7 @@ from wan_diloco.protocol.events import (
     StartMerge,
     SyncerEffect,
     SyncerEvent,
+    TakenOver,
     TimerFired,
     UploadFailed,
     UploadOffered,
@@ -370,6 +371,11 @@ class SyncerService:
                     self._finishing = True
                     self.ended_s = self._clock.now_s()
                     self._spawn(self._finish())
+            case TakenOver(learner_id=learner_id, term=term):
+                raise StateTakenOver(
+                    f"the run was taken over: {learner_id} was welcomed by a syncer of term {term}, and this one's is "
+                    f"{self._machine.state.term}; this syncer ends, and what it has merged since then is lost"
+                )
             case _:
                 assert_never(effect)
 

@@ -18,7 +18,7 @@ from wan_diloco.protocol.messages import (
     UpdateReceived,
 )
 from wan_diloco.protocol.rejoin_messages import StateDeclined, StateReady, StateSettled, StateWanted
-from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, RoundId
+from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, RoundId, Term
 from wan_diloco.wire.generated import control_pb2 as pb
 from wan_diloco.wire.limits import FRAGMENTS_MAX, LAYOUT_LINES_MAX, SETTINGS_MAX
 from wan_diloco.wire.rejoin_messages import learner_state_from, learner_state_to
@@ -123,6 +123,7 @@ def _hello_to(hello: Hello) -> pb.Hello:
         local_step=hello.local_step,
         tokens=hello.tokens,
         life_id=hello.life_id,
+        term=hello.term,
     )
 
 
@@ -138,6 +139,7 @@ def _hello_from(hello: pb.Hello) -> Hello:
         local_step=LocalStep(count(hello.local_step)),
         tokens=count(hello.tokens),
         life_id=text(hello.life_id),
+        term=Term(count(hello.term)),
     )
 
 

@@ -2,11 +2,13 @@
 
 Learners here know what their steps read. What the syncer lends reaches a training loop some time after the Welcome, and
 before any question that follows it; until then it trains and installs as before. Nobody here waits until its fragments
-have come anew, so that some that wake bring old work, or work on weights that contain some.
+have come anew, so that some that wake bring old work, or work on weights that contain some. And the state may go back,
+in a new epoch, to one that was saved: whoever was given a life since then is believed all the same.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.desk import Desk, messages, records
-from tests.support.protocol import TERMS, contribution, hello, report, syncer_settings
+from tests.support.protocol import TERMS, contribution, hello, report, syncer_settings, version
 from wan_diloco.protocol.events import LearnerConnected, LearnerDisconnected, SessionId, TimerFired
 from wan_diloco.protocol.leases import Lease
-from wan_diloco.protocol.messages import ContributionKey, Goodbye, Refused, Welcome
+from wan_diloco.protocol.messages import ContributionKey, Goodbye, RefusalReason, Refused, Welcome
+from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.tape import ContributionJournalled
-from wan_diloco.units import Incarnation, LearnerId, ShardId
+from wan_diloco.units import Epoch, Incarnation, LearnerId, ShardId, Term
 
 NAMES = tuple(map(LearnerId, ("east", "west", "a", "b", "c")))
 LEASE_S = 10.0
@@ -39,6 +42,7 @@ class Process:
     unit: int = 0
     step: int = 0
     installed: int = 0
+    epoch: int = 0
     read: list[tuple[ShardId, int]] = field(default_factory=list)
 
     def takes(self) -> None:
@@ -54,10 +58,32 @@ class Scene:
         quorum = len(NAMES) + 1
         spare = tuple(ShardId(2 + number) for number in range(num_spare))
         given = replace(syncer_settings(quorum=quorum), spare_shards=spare)
-        self.desk = Desk(replace(given, terms=replace(TERMS, unlisted_max=unlisted_max)))
+        self.settings = replace(given, terms=replace(TERMS, unlisted_max=unlisted_max))
+        self.desk = Desk(self.settings)
+        self.tape: list[object] = []
         self.processes: dict[LearnerId, Process] = {}
         self.made: dict[tuple[ContributionKey, int], tuple[tuple[ShardId, int], ...]] = {}
         self.sessions = 0
+        self.saves()
+
+    def saves(self) -> None:
+        """Keep what there is, for who goes back."""
+        self.tape += records(self.desk.effects)
+        self.desk.effects.clear()
+        self.saved = json.dumps(state_to_json(self.desk.machine.state)), len(self.tape)
+
+    def goes_back(self) -> None:
+        """The disk is lost: another syncer goes on with what was kept, and knows of nothing that came after."""
+        state, (saved, length) = self.desk.machine.state, self.saved
+        term_min, epoch_min = Term(state.term + 1), Epoch(state.epoch + 1)
+        refused = state.rejected[RefusalReason.IMPLAUSIBLE]
+        assert not refused, "an honest learner is believed"
+        settings = replace(self.settings, term_min=term_min, epoch_min=epoch_min)
+        self.desk, now_s = Desk(settings, state_from_json(json.loads(saved))), self.desk.now_s
+        self.desk.now_s = now_s
+        del self.tape[length:]
+        for process in self.processes.values():
+            process.session = None
 
     def starts(self, name: LearnerId) -> None:
         """A new process, in place of any."""
@@ -114,7 +140,7 @@ class Scene:
     def installs(self, name: LearnerId) -> None:
         process = self.processes.get(name)
         if process is not None:
-            process.installed = process.step
+            process.installed, process.epoch = process.step, self.desk.machine.state.epoch
             self.reports(process)
 
     def gives(self, name: LearnerId, fragment_id: int) -> None:
@@ -129,6 +155,7 @@ class Scene:
             process.step,
             incarnation=process.incarnation,
             fragment_id=fragment_id,
+            base=version(0, process.epoch),
         )
         header = replace(header, unit_hi=process.unit)
         self.made[header.key, header.step_hi] = tuple(process.read[process.installed : process.step])
@@ -145,6 +172,19 @@ class Scene:
         if installs:
             self.installs(name)
         self.trains(name, steps)
+        self.gives(name, 0)
+
+    def is_forgotten(self, name: LearnerId, steps: int, installs: bool) -> None:
+        """It begins a life after what is kept, where another had ended, and nobody knows of either; it gives."""
+        self.trains(name, steps + 1)
+        self.gives(name, 0)
+        self.starts(name)
+        self.trains(name, steps)
+        self.goes_back()
+        self.connects(name)
+        if installs:
+            self.installs(name)
+        self.trains(name, 2)
         self.gives(name, 0)
 
     def is_silent(self, spoken: Sequence[LearnerId]) -> None:
@@ -167,6 +207,9 @@ acts = st.one_of(
     st.tuples(st.just("installs"), names),
     st.tuples(st.just("gives"), names, st.integers(0, 1)),
     st.tuples(st.just("is_robbed"), names, names, st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("is_forgotten"), names, st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("saves")),
+    st.tuples(st.just("goes_back")),
     st.tuples(st.just("is_silent"), st.lists(names, max_size=3)),
 )
 
@@ -186,12 +229,13 @@ def test_no_unit_is_in_two_contributions_of_a_fragment_whatever_joins_dies_and_w
         assert len(shards) == len(set(shards)), "a shard has one reader"
         assert sum(name not in TERMS.learners for name in state.incarnations) <= unlisted_max
     brought: dict[tuple[int, tuple[ShardId, int]], ContributionKey] = {}
-    for record in records(scene.desk.effects):
+    for record in (*scene.tape, *records(scene.desk.effects)):
         if isinstance(record, ContributionJournalled):
             key = record.header.key
             for unit in scene.made[key, record.header.step_hi]:
                 assert brought.setdefault((key.fragment_id, unit), key) == key, f"{unit} comes twice"
     status = status_of(scene.desk.machine, scene.desk.now_s)
     assert status.repeated_units == status.balance == 0
+    assert status.rejected.get(RefusalReason.IMPLAUSIBLE, 0) == 0, "an honest learner is believed"
     assert set(scene.desk.machine.state.incarnations) <= set(NAMES)
     assert Incarnation(0) not in scene.desk.machine.state.incarnations.values()

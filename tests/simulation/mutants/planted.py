@@ -12,6 +12,7 @@ from wan_diloco.protocol.admission import Standing, Terms
 from wan_diloco.protocol.downlink import Downlink
 from wan_diloco.protocol.events import (
     ApplyUpdate,
+    ContributionsUnreadable,
     InstallUpdate,
     LearnerDisconnected,
     Record,
@@ -348,6 +349,29 @@ def _pins_again(right: Any) -> Any:
     return serve
 
 
+def _under_its_number(right: Any) -> Any:
+    """A life that nobody knows of any more goes on as what it was."""
+
+    def begin(self: SessionDesk, hello: Hello, standing: Incarnation, now_s: float) -> Refused | None:
+        before = max(0, hello.incarnation - 1)
+        refused: Refused | None = right(self, replace(hello, incarnation=Incarnation(before)), standing, now_s)
+        return refused
+
+    return begin
+
+
+def _merges_the_rest(right: Any) -> Any:
+    """A round whose contributions are lost is published with whoever is left."""
+
+    def unreadable(self: RoundConductor, event: ContributionsUnreadable, now_s: float) -> None:
+        settings = self.context.settings
+        self.context.settings = replace(settings, policy=replace(settings.policy, quorum=1))
+        right(self, event, now_s)
+        self.context.settings = settings
+
+    return unreadable
+
+
 def _record_lags(right: Any) -> Any:
     """The merge begins before its close record."""
 
@@ -531,6 +555,18 @@ MUTANTS = (
         patches=((RejoinDesk, "welcomed", _impatient),),
         seed=1,
         says="before it has its moments",
+    ),
+    Mutant(
+        name="a forgotten life keeps its number",
+        patches=((SessionDesk, "_begin_life", _under_its_number),),
+        seed=4,
+        says="was given before",
+    ),
+    Mutant(
+        name="a round that lost contributions merges any rest",
+        patches=((RoundConductor, "unreadable", _merges_the_rest),),
+        seed=8,
+        says="is published with",
     ),
     Mutant(
         name="merges are summed in another order",

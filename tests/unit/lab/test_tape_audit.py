@@ -52,8 +52,14 @@ def audit(*records: dict[str, Any]) -> TapeAudit:
     return audit_tape(json.dumps(record).encode() for record in records)
 
 
-def lost(round_id: int, *keys: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "ContributionsLost", "round_id": round_id, "fragment_id": 0, "keys": list(keys)}
+def lost(round_id: int, *keys: dict[str, Any], opened_anew: bool = False) -> dict[str, Any]:
+    return {
+        "type": "ContributionsLost",
+        "round_id": round_id,
+        "fragment_id": 0,
+        "keys": list(keys),
+        "opened_anew": opened_anew,
+    }
 
 
 def test_what_cannot_be_read_is_missed_and_may_come_again_in_a_larger_one() -> None:
@@ -66,7 +72,7 @@ def test_what_cannot_be_read_is_missed_and_may_come_again_in_a_larger_one() -> N
         published(1, 1),
         journalled(3, 5, 1),
         closed(2, 1, header(3, 5, 1)),
-        lost(2, key(3)),
+        lost(2, key(3), opened_anew=True),
         journalled(3, 7, 1),
         closed(3, 1, header(3, 7, 1)),
         published(3, 2),
@@ -75,6 +81,22 @@ def test_what_cannot_be_read_is_missed_and_may_come_again_in_a_larger_one() -> N
     assert (found.double_merges, found.lost_acknowledged, found.unaccounted) == (0, 0, 0), found.sentences
     assert (found.merged, found.published, found.discarded) == (2, 2, {"unreadable": 2})
     assert audit(journalled(0, 3), closed(1, 0, header(0, 3)), lost(1, key(9))).unaccounted == 1
+
+
+def test_what_a_round_that_is_opened_anew_has_left_waits_for_the_next() -> None:
+    found = audit(
+        {"type": "SyncerStarted"},
+        journalled(0, 3),
+        journalled(0, 4, learner="west"),
+        closed(1, 0, header(0, 3), header(0, 4, learner="west")),
+        lost(1, key(0), opened_anew=True),
+        journalled(0, 5, learner="west"),
+        closed(2, 0, header(0, 5, learner="west")),
+        published(2, 1),
+        ENDED,
+    )
+    assert (found.double_merges, found.lost_acknowledged, found.unaccounted) == (0, 0, 0), found.sentences
+    assert (found.merged, found.replaced, found.discarded) == (1, 1, {"unreadable": 1})
 
 
 def test_a_new_epoch_discards_what_was_not_merged_and_goes_on_from_the_same_counts() -> None:

@@ -17,7 +17,7 @@ from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.models import build_model, run_layout
 from wan_diloco.protocol.events import AllowSteps, ExitLearner, InstallUpdate, RequestSnapshot, SetPace
 from wan_diloco.protocol.leases import Lease
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, ShardId, Version
+from wan_diloco.units import Epoch, FragmentId, GlobalStep, Incarnation, LocalStep, ShardId, Term, Version
 
 F = FragmentId(1)
 
@@ -225,8 +225,8 @@ def test_a_checkpoint_gives_counters_and_moments_but_no_weights(make_trainer: Ma
 def test_an_uplink_is_told_the_life_that_it_speaks_for(make_trainer: MakeTrainer) -> None:
     trainer, slots = make_trainer()
     assert trainer.position.incarnation == 0
-    trainer.boundary([Admitted(incarnation=Incarnation(4))])
-    assert trainer.position.incarnation == 4
+    trainer.boundary([Admitted(incarnation=Incarnation(4), term=Term(2))])
+    assert (trainer.position.incarnation, trainer.position.term) == (4, 2)
     assert trainer.position.initial_digests == tuple(digest(slots.published(i, 0)) for i in range(3))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from wan_diloco.protocol.messages import (
     UpdateReceived,
     UpdateSegment,
 )
-from wan_diloco.units import GlobalStep, Incarnation, LocalStep
+from wan_diloco.units import GlobalStep, Incarnation, LocalStep, Term
 from wan_diloco.wire.frames import Buffers
 
 
@@ -45,9 +46,24 @@ def test_it_says_hello_and_tells_the_trainer_its_life_and_its_leave(make_config:
         await uplink.hear(welcome(3), Start(global_step=GlobalStep(0), anchor=0))
 
     uplink = play(make_config, script)
-    assert uplink.of(Admitted) == [Admitted(incarnation=Incarnation(3))]
+    assert uplink.of(Admitted) == [Admitted(incarnation=Incarnation(3), term=Term(1))]
     assert uplink.of(AllowSteps)[-1] == AllowSteps(until_step=LocalStep(40))
     assert uplink.of(SetPace)[-1].total_steps == 40
+
+
+def test_the_connection_to_a_syncer_that_has_been_taken_over_is_given_up(make_config: MakeConfig) -> None:
+    async def script(uplink: Uplink) -> None:
+        await uplink.hear(replace(welcome(3), term=Term(5)))
+        uplink.connection.incoming.put_nowait(None)
+        await asyncio.sleep(30.0)
+        await uplink.hear(replace(welcome(7), term=Term(4)))
+        assert uplink.used[1].closed
+        await asyncio.sleep(30.0)
+        assert len(uplink.used) == 3
+        assert [hello.term for hello in uplink.said(Hello)] == [5]
+
+    uplink = play(make_config, script, *(ScriptedConnection() for _ in range(3)))
+    assert [(told.incarnation, told.term) for told in uplink.of(Admitted)][-1] == (3, 5)
 
 
 def test_leaving_is_said_to_the_syncer(make_config: MakeConfig) -> None:

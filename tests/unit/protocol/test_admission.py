@@ -83,7 +83,7 @@ def test_so_many_names_that_nobody_listed_may_take_part(
     assert (None if refused is None else refused.reason) is reason
 
 
-def test_a_life_that_was_given_and_forgotten_goes_on_once_the_state_went_back() -> None:
+def test_a_life_that_was_given_and_forgotten_is_taken_in_once_the_state_went_back() -> None:
     standing = replace(STANDING, went_back=True)
     assert examine(TERMS, hello(incarnation=4, life_id="a process"), standing) is None
     for said in (hello(incarnation=2, life_id="a process"), hello(incarnation=4)):

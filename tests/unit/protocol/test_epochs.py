@@ -16,10 +16,12 @@ from wan_diloco.protocol.events import (
     SendUpdate,
     SessionId,
     StartMerge,
+    SyncerEffect,
     UploadOffered,
 )
-from wan_diloco.protocol.ledger import Amount, DiscardReason
+from wan_diloco.protocol.ledger import Amount, DiscardReason, Ledger
 from wan_diloco.protocol.messages import (
+    Acknowledged,
     ContributionRefused,
     FragmentReport,
     Pull,
@@ -31,7 +33,7 @@ from wan_diloco.protocol.messages import (
 from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import LearnerAdmitted, SyncerStarted
-from wan_diloco.units import Epoch, FragmentId, LocalStep, Term, Version
+from wan_diloco.units import Epoch, FragmentId, Incarnation, LocalStep, Term, Version
 
 LOST = DiscardReason.SYNCER_LOST
 
@@ -116,6 +118,19 @@ def test_counts_stay_and_what_was_under_way_is_lost() -> None:
         assert state.ledger.balance(FragmentId(index)) == Amount(0, 0)
 
 
+@pytest.mark.parametrize("installed_at", [5, 6])
+def test_what_is_done_after_the_value_has_come_anew_is_not_the_syncers_loss(installed_at: int) -> None:
+    ledger, first, fragment = Ledger(1), Incarnation(1), FragmentId(0)
+    ledger.admit(EAST, first, Amount(0, 0))
+    ledger.observe(EAST, first, Amount(5, 500))
+    ledger.lose(LOST)
+    for step in (installed_at, 9, 12):
+        ledger.installed(EAST, first, fragment, Amount(step, 100 * step))
+    lost, late = (ledger.discarded[0].get(reason, Amount(0, 0)) for reason in (LOST, DiscardReason.LATE))
+    assert (lost.steps, late.steps) == (installed_at, 9 - installed_at)
+    assert ledger.balance(fragment) == Amount(0, 0)
+
+
 def test_it_is_in_snapshots_and_rises() -> None:
     desk, _ = _busy()
     state = desk.machine.state
@@ -178,23 +193,34 @@ def test_a_contribution_to_a_version_of_another_epoch_is_refused() -> None:
     assert records(effects) == []
 
 
-def test_a_life_that_the_state_does_not_know_any_more_goes_on_under_its_number() -> None:
+def test_a_life_that_the_state_does_not_know_any_more_begins_anew_and_may_contribute_again() -> None:
     desk, _ = _busy()
     state = desk.machine.state
     begin_epoch(state, Epoch(1), LOST)
-    later = Desk(syncer_settings(quorum=2), state)
+    later = Desk(syncer_settings(), state)
     later.tell(LearnerConnected(session=E))
     welcome = only(Welcome, messages(later.says(E, hello(EAST, incarnation=7, local_step=9, life_id="a process"))))
     assert isinstance(welcome, Welcome)
-    assert welcome.incarnation == 7
+    assert (welcome.incarnation, welcome.next_unit) == (8, 6)
     admitted = only(LearnerAdmitted, records(later.effects))
     assert isinstance(admitted, LearnerAdmitted)
-    assert (admitted.incarnation, admitted.local_step, admitted.life_id) == (7, 9, "a process")
+    assert (admitted.incarnation, admitted.local_step, admitted.life_id) == (8, 9, "a process")
     assert all(state.ledger.balance(FragmentId(index)) == Amount(0, 0) for index in range(2))
-    # Whoever comes under that number from now on is that process, or nobody.
+    # It has read far beyond what anybody knows of any more, and goes on where that ends.
+    sent = [effect for effect in later.says(E, _held(9, (version(0), 0, 0), (version(2), 7, 0))) if _is_resync(effect)]
+    assert len(sent) == 2
+    later.says(E, _held(10, (version(0, 1), 10, 1), (version(1, 1), 10, 1)))
+    later.says(E, _held(12, (version(0, 1), 10, 1), (version(1, 1), 10, 1)))
+    header = replace(contribution(EAST, 10, 12, incarnation=8, base=version(0, 1)), unit_hi=8)
+    assert only(Acknowledged, messages(later.stores(E, header), E))
+    # Whoever says the number from now on is that process, or nobody.
     refused = only(Refused, messages(later.says(SessionId(3), hello(EAST, incarnation=7, life_id="another"))))
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.FENCED
+
+
+def _is_resync(effect: SyncerEffect) -> bool:
+    return isinstance(effect, SendUpdate) and effect.header.resync > 0
 
 
 def test_a_process_begins_above_all_that_another_may_have_had_and_so_do_its_rounds() -> None:
@@ -212,6 +238,17 @@ def test_a_process_begins_above_all_that_another_may_have_had_and_so_do_its_roun
         assert not any(later.machine.state.pool)
         starts.append(started.next_round)
     assert all(later > 100_000 + earlier for earlier, later in itertools.pairwise(starts))
+
+
+def test_numbers_of_rounds_that_an_earlier_process_opened_do_not_come_again_whatever_its_bound_was() -> None:
+    wide = syncer_settings()
+    wide = replace(wide, policy=replace(wide.policy, bound_steps=500.0))
+    narrow = replace(wide, policy=replace(wide.policy, bound_steps=1.0))
+    desk = Desk(wide)
+    desk.joins(E, EAST)
+    opened = desk.machine.state.next_round + wide.rounds_max
+    later = Desk(narrow, state_from_json(state_to_json(desk.machine.state)))
+    assert later.machine.state.next_round >= opened
 
 
 @pytest.mark.parametrize(("durable", "ended", "epoch"), [(True, False, 4), (False, False, 5), (False, True, 4)])

@@ -101,13 +101,3 @@ def test_a_training_loop_that_was_never_told_its_data_is_told_by_the_next_uplink
 def test_who_finds_no_data_may_be_started_again_and_who_is_one_too_many_not(reason: RefusalReason, code: int) -> None:
     effects = Uplink().hears(Refused(reason=reason, detail="no"))
     assert effects == [ExitLearner(reason=f"refused ({reason}): no", exit_code=code)]
-
-
-def test_a_life_in_whose_data_another_read_on_meanwhile_goes_on_where_that_ends(uplink: Uplink) -> None:
-    """It was forgotten by a syncer whose state went back, and comes back to it under its number."""
-    uplink.boundary()
-    effects = comes_back(uplink, welcome(1, next_unit=40))
-    assert [pace.lease for pace in of(SetPace, effects) if isinstance(pace, SetPace)] == [
-        Lease(shard=ShardId(0), first_unit=40)
-    ]
-    assert uplink.machine.incarnation == 1

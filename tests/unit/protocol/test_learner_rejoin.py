@@ -171,6 +171,18 @@ def test_it_does_not_wait_for_ever_but_for_as_long_as_something_comes() -> None:
     assert not uplink.tell(StateFetched(transfer=T1)), "steps were taken on other moments"
 
 
+def test_reconnects_alone_prolong_no_waiting() -> None:
+    uplink, _ = joiner()
+    for _ in range(2):
+        uplink.tell(ConnectionLost(reason="reset", refused=False), after_s=25.0)
+        effects = uplink.joins(global_step=40)
+        assert said_one(StateWanted, effects)
+        assert not free(effects)
+    effects = uplink.tell(TimerFired(), after_s=10.0)
+    assert free(effects)
+    assert said_one(StateSettled, effects).source is MomentsSource.NONE
+
+
 def test_after_a_reconnect_it_asks_again_and_says_again_what_it_has() -> None:
     uplink, _ = joiner()
     uplink.hears(offer())

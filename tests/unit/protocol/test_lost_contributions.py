@@ -7,7 +7,16 @@ import pytest
 from tests.support.desk import Desk, E, W, answer, messages, only, pulled, records
 from tests.support.protocol import EAST, WEST, contribution, fresh_state, report, syncer_settings, version
 from wan_diloco.errors import LocalProtocolError
-from wan_diloco.protocol.events import ContributionsUnreadable, SendUpdate, SessionId, StartMerge, TransferBroken
+from wan_diloco.protocol.events import (
+    ContributionsUnreadable,
+    SendUpdate,
+    SessionId,
+    StartMerge,
+    TimerFired,
+    TransferBroken,
+    UploadOffered,
+    UploadStored,
+)
 from wan_diloco.protocol.ledger import DiscardReason
 from wan_diloco.protocol.messages import Acknowledged, Pull
 from wan_diloco.protocol.serial import dumps, loads
@@ -16,9 +25,9 @@ from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.tape import ContributionsLost, RoundClosed, TapeRecord
 
 
-def _closed() -> tuple[Desk, Pull, StartMerge]:
+def _closed(quorum: int = 1) -> tuple[Desk, Pull, StartMerge]:
     """Both have contributed, and the round is being merged."""
-    desk = Desk(syncer_settings(quorum=2))
+    desk = Desk(syncer_settings(quorum=quorum))
     desk.joins(E, EAST)
     desk.joins(W, WEST)
     pull = pulled(desk)
@@ -81,7 +90,7 @@ def test_a_contribution_of_a_life_that_is_over_is_discarded_at_once() -> None:
 
 
 def test_with_no_rest_the_round_is_opened_anew_and_merges_what_comes_then() -> None:
-    desk, pull, merge = _closed()
+    desk, pull, merge = _closed(quorum=2)
     effects = _lose(desk, merge, EAST, WEST)
     assert not any(isinstance(effect, StartMerge) for effect in effects)
     again = only(Pull, messages(effects, E))
@@ -97,6 +106,56 @@ def test_with_no_rest_the_round_is_opened_anew_and_merges_what_comes_then() -> N
     desk.merges(again.round_id)
     assert desk.machine.state.versions[pull.fragment_id] == version(1)
     assert _discarded(desk) == {}
+
+
+def test_with_less_than_a_quorum_left_the_rest_waits_for_a_round_that_is_opened_anew() -> None:
+    desk, pull, merge = _closed(quorum=2)
+    effects = _lose(desk, merge, EAST)
+    assert only(ContributionsLost, records(effects)).opened_anew
+    assert not any(isinstance(effect, StartMerge) for effect in effects)
+    state = desk.machine.state
+    assert [key.learner_id for key in state.pool[pull.fragment_id]] == [WEST]
+    assert "1 fresh ones are left, and it is opened anew" in desk.machine.context.waiting["storage"]
+    again = only(Pull, messages(effects, W))
+    assert isinstance(again, Pull)
+    for session in (E, W):
+        desk.says(session, report(3))
+    desk.stores(E, answer(again, step_hi=3))
+    # What is left may be replaced by more.
+    closed = only(StartMerge, desk.stores(W, answer(again, WEST, step_hi=3)))
+    assert isinstance(closed, StartMerge)
+    assert [(entry.header.key.learner_id, entry.header.step_hi) for entry in closed.entries] == [(EAST, 3), (WEST, 3)]
+    desk.merges(again.round_id)
+    assert state.versions[pull.fragment_id] == version(1)
+    assert _discarded(desk) == {}
+    replayed = fresh_state()
+    for record in records(desk.effects):
+        replayed.apply(record)
+    assert replayed.versions == state.versions
+    assert replayed.pool == state.pool
+
+
+def test_what_rides_along_counts_towards_no_quorum_also_when_others_are_lost() -> None:
+    desk = Desk(syncer_settings(quorum=1))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    pull = pulled(desk)
+    desk.tell(UploadOffered(session=W, header=answer(pull, WEST)))
+    desk.stores(E, answer(pull))
+    desk.tell(TimerFired(), after_s=9.0)
+    desk.merges(pull.round_id)
+    desk.tell(UploadStored(session=W, header=answer(pull, WEST), ref="r", payload_bytes=516))
+    for session in (E, W):
+        desk.says(session, report(6, version(0), version(1), step_lo=5))
+    second = next(m for m in reversed(messages(desk.effects, E)) if isinstance(m, Pull) and m.fragment_id == 1)
+    header = contribution(EAST, 5, 6, fragment_id=1, base=version(1), round_id=second.round_id, attempt=second.attempt)
+    desk.stores(E, header)
+    desk.tell(TimerFired(), after_s=9.0)
+    merge = [effect for effect in desk.effects if isinstance(effect, StartMerge)][-1]
+    assert [(entry.header.key.learner_id, entry.staleness) for entry in merge.entries] == [(EAST, 0), (WEST, 1)]
+    assert only(ContributionsLost, records(_lose(desk, merge, EAST))).opened_anew
+    assert [key.learner_id for key in desk.machine.state.pool[1]] == [WEST]
+    assert _discarded(desk).get(DiscardReason.UNREADABLE, 0.0) == 0.0
 
 
 def test_a_restart_knows_what_was_lost_and_what_is_due_still() -> None:

@@ -35,3 +35,7 @@ def test_who_has_no_tokens_is_believed_until_it_answers_again() -> None:
     assert not round_.is_barren(1)
     round_.ask({EAST: Incarnation(1)}, 2.0, **words)
     assert not round_.is_barren(1)
+    round_.decline(EAST, DeclineReason.NO_TOKENS)
+    round_.ask({EAST: Incarnation(1)}, 3.0, **words)
+    round_.contributes(EAST)
+    assert not round_.is_barren(1), "a contribution is an answer too"

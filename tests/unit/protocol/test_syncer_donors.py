@@ -87,21 +87,27 @@ def test_who_fails_is_told_to_stop_and_tried_again_only_so_often(desk: Desk) -> 
     assert only(NoDonor, messages(effects, BACK)) == NoDonor(reason="4 transfers failed")
 
 
-@pytest.mark.parametrize("end", ["dies", "declines", "hangs"])
+@pytest.mark.parametrize("end", ["dies", "declines"])
 def test_a_donor_that_goes_leaves_the_joiner_with_what_there_is(desk: Desk, end: str) -> None:
     donate = asked(desk.says(BACK, WANTED))
     if end == "dies":
         effects = desk.tell(LearnerDisconnected(session=W, reason="killed"))
-    elif end == "declines":
+    else:
         effects = desk.says(W, StateDeclined(transfer=donate.transfer, reason=StateRefusal.NON_FINITE))
         assert asked(effects).transfer != donate.transfer, "there is nobody else"
         return
-    else:
-        deadline_s = desk.machine.deadline_s()
-        assert deadline_s is not None
-        effects = desk.tell(TimerFired(), after_s=10.0)
-        # Both were silent for a lease by then.
     assert isinstance(only(NoDonor, messages(effects, BACK)), NoDonor)
+
+
+def test_a_donor_that_lives_and_does_not_pin_is_not_waited_for(desk: Desk) -> None:
+    donate = asked(desk.says(BACK, WANTED))
+    for _ in range(2):
+        for session in (W, BACK):
+            effects = desk.says(session, report(2, version(0), version(1)), after_s=2.0 if session == W else 0.0)
+            assert not any(isinstance(message, Donate | NoDonor) for message in messages(effects))
+    effects = desk.tell(TimerFired(), after_s=6.0)
+    assert DonationOver(transfer=donate.transfer) in messages(effects, W)
+    assert asked(effects).transfer > donate.transfer, "there is nobody else"
 
 
 def test_nobody_unproven_behind_or_fetching_gives(desk: Desk) -> None:
@@ -128,6 +134,17 @@ def test_a_reconnected_joiner_goes_on_with_the_donor_that_holds_its_part(desk: D
     assert next_donate.transfer > donate.transfer
     # A late word about the transfer before has no meaning.
     assert not messages(desk.says(W, StateReady(transfer=donate.transfer, manifest=manifest())), again)
+
+
+def test_a_joiner_that_loses_its_connection_has_not_been_failed(desk: Desk) -> None:
+    donate = asked(desk.says(BACK, WANTED))
+    session = BACK
+    for number in range(5, 12):
+        desk.says(W, StateReady(transfer=donate.transfer, manifest=manifest()))
+        desk.tell(LearnerDisconnected(session=session, reason="cut"))
+        session = SessionId(number)
+        desk.joins(session, EAST, incarnation=2)
+        donate = asked(desk.says(session, StateWanted(failed=TransferId(0), digest="abc")))
 
 
 def test_words_of_a_stranger_to_a_transfer_change_nothing(desk: Desk) -> None:

@@ -19,7 +19,15 @@ from tests.support.protocol import (
     syncer_settings,
     version,
 )
-from wan_diloco.protocol.events import CloseSession, LearnerConnected, SendUpdate, SessionId, SyncerEffect, TimerFired
+from wan_diloco.protocol.events import (
+    CloseSession,
+    LearnerConnected,
+    LearnerDisconnected,
+    SendUpdate,
+    SessionId,
+    SyncerEffect,
+    TimerFired,
+)
 from wan_diloco.protocol.messages import (
     Acknowledged,
     ContributionRefused,
@@ -32,7 +40,7 @@ from wan_diloco.protocol.messages import (
 from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.syncer_machine import SyncerSettings
-from wan_diloco.protocol.tape import LearnerAdmitted, LeaseEnded
+from wan_diloco.protocol.tape import LearnerAdmitted, LeaseEnded, RunStarted
 from wan_diloco.units import Epoch, Incarnation, LearnerId, ShardId, Term
 
 A, B, C = LearnerId("a"), LearnerId("b"), LearnerId("c")
@@ -122,6 +130,18 @@ def test_only_so_many_names_ever_take_part_and_those_may_come_back() -> None:
     assert "2 names" in refused(effects).detail
     assert welcomed(greets(desk, AGAIN, A), AGAIN).incarnation == 2
     assert set(desk.machine.state.incarnations) == {EAST, WEST, A, B}
+
+
+def test_regions_that_are_taken_out_of_a_run_take_no_joiners_place() -> None:
+    desk = begun(settings(unlisted_max=1, num_spare_shards=3))
+    without = settings(unlisted_max=1, num_spare_shards=3)
+    without = replace(
+        without, terms=replace(without.terms, learners=(EAST,)), data_shards=((EAST, without.data_shards[0][1]),)
+    )
+    desk = Desk(without, state_from_json(state_to_json(desk.machine.state)))
+    assert welcomed(greets(desk, SA, A), SA).incarnation == 1
+    assert refused(greets(desk, SB, B)).reason is RefusalReason.TOO_MANY_LEARNERS
+    assert welcomed(greets(desk, AGAIN, WEST), AGAIN).incarnation == 2, "nor does one that comes back as a joiner"
 
 
 def test_while_all_holders_are_live_a_joiner_is_told_so(desk: Desk) -> None:
@@ -241,6 +261,35 @@ def test_a_restart_forgets_neither_loans_nor_who_has_lost_them(desk: Desk) -> No
     assert welcomed(greets(again, AGAIN, A, incarnation=1, step=5), AGAIN).incarnation == 2
 
 
+def test_before_a_run_starts_nobody_is_taken_for_gone_because_the_syncer_was_started_again() -> None:
+    before = Desk(settings())
+    before.joins(E, EAST)
+    greets(before, SA, A)
+    desk = Desk(settings(), state_from_json(json.loads(json.dumps(state_to_json(before.machine.state)))))
+    assert refused(greets(desk, SB, B)).reason is RefusalReason.NO_SHARD, "a may still come back"
+    desk.tell(TimerFired(), after_s=LEASE_S)
+    assert welcomed(greets(desk, SC, B), SC).data_shard == 2
+
+
+def test_who_starts_a_run_and_who_is_lacking_is_said_of_everybody() -> None:
+    desk = Desk(settings())
+    greets(desk, SA, A)
+    desk.says(SA, report(0))
+    greets(desk, E, EAST)
+    while not desk.machine.state.started:
+        for session in (SA, E):
+            desk.says(session, report(0), after_s=LEASE_S / 4)
+    started = only(RunStarted, records(desk.effects))
+    assert isinstance(started, RunStarted)
+    assert (started.present, started.absent) == ((EAST,), (WEST,))
+    for session in (SA, E):
+        desk.says(session, report(2))
+    for _ in range(8):
+        for session in (SA, E):
+            desk.says(session, report(3), after_s=LEASE_S / 4)
+    assert desk.machine.context.waiting["fragment:1"].endswith(f"0 of 1 learners, lacking {EAST}, {WEST}, {A}")
+
+
 def test_the_first_units_of_a_life_are_where_the_committed_ones_ended(desk: Desk) -> None:
     """Also a listed learner's: what its former life had committed is no part of what it brings."""
     header = contribution(EAST, 0, 3)
@@ -272,23 +321,25 @@ def went_back(of: SyncerSettings) -> Desk:
     return desk
 
 
-def test_a_forgotten_life_goes_on_under_its_number_with_data_that_are_lent_anew() -> None:
+def test_a_forgotten_life_gets_another_number_and_data_that_are_lent_anew() -> None:
     desk = went_back(settings(num_spare_shards=2))
     effects = greets(desk, E, EAST, step=9, incarnation=4, life_id="east's")
-    assert (welcomed(effects, E).incarnation, welcomed(effects, E).data_shard) == (4, 0), "a listed one has its own"
+    assert (welcomed(effects, E).incarnation, welcomed(effects, E).data_shard) == (5, 0), "a listed one has its own"
     shards = []
     for session, name, incarnation in ((SB, B, 2), (SA, A, 3)):
         effects = greets(desk, session, name, step=9, incarnation=incarnation, life_id=f"{name}'s")
         admitted = only(LearnerAdmitted, records(effects))
         assert isinstance(admitted, LearnerAdmitted)
-        assert (admitted.incarnation, welcomed(effects, session).incarnation) == (incarnation, incarnation)
+        assert admitted.incarnation == welcomed(effects, session).incarnation == incarnation + 1
         shards.append(admitted.shard)
     assert shards == [2, 3], "whatever is free, whichever they had"
     assert {name: lease.shard for name, lease in desk.machine.state.leases.items()} == {WEST: 1, EAST: 0, B: 2, A: 3}
-    # The number is that process's from now on.
-    again = greets(desk, AGAIN, A, step=9, incarnation=3, life_id="a's")
-    assert welcomed(again, AGAIN).incarnation == 3
-    assert not [record for record in records(again) if isinstance(record, LearnerAdmitted)]
+    # A Welcome may be lost: the process that lives it is known by more than the number.
+    for incarnation in (3, 4):
+        again = greets(desk, AGAIN, A, step=9, incarnation=incarnation, life_id="a's")
+        assert welcomed(again, AGAIN).incarnation == 4
+        assert not [record for record in records(again) if isinstance(record, LearnerAdmitted)]
+        desk.tell(LearnerDisconnected(session=AGAIN, reason="cut"))
     assert refused(greets(desk, ONCE_MORE, A, incarnation=3, life_id="another")).reason is RefusalReason.FENCED
     assert status_of(desk.machine, desk.now_s).balance == 0
 

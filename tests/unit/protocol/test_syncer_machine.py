@@ -112,7 +112,7 @@ def test_a_refused_learner_is_told_why_and_counted(desk: Desk) -> None:
     refused = only(Refused, messages(effects))
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.UNKNOWN_LEARNER
-    assert only(CloseSession, effects) == CloseSession(session=SessionId(9), reason=refused.detail)
+    assert only(CloseSession, effects) == CloseSession(session=SessionId(9), reason=f"refused: {refused.detail}")
     assert status_of(desk.machine, 0.0).rejected == {"unknown_learner": 1}
 
 
@@ -496,6 +496,47 @@ def test_a_run_ends_although_nobodys_loss_is_finite(quorum: int) -> None:
     assert only(EndRun, effects) == EndRun(reason=reason)
     assert isinstance(only(RunEnded, records(effects)), RunEnded)
     assert status_of(desk.machine, desk.now_s).balance == 0
+
+
+def asked_again_after_nobody_had_tokens(quorum: int) -> tuple[Desk, Pull]:
+    """Both had losses that weren't finite when they were asked first; the last step isn't reached yet."""
+    desk = Desk(syncer_settings(total_steps=3, quorum=quorum))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    pull = pulled(desk)
+    for session in (E, W):
+        words = {"round_id": pull.round_id, "attempt": 1, "fragment_id": pull.fragment_id}
+        desk.says(session, Declined(reason=DeclineReason.NO_TOKENS, **words))
+    desk.tell(TimerFired(), after_s=9.0)
+    again = next(message for message in reversed(messages(desk.effects, E)) if isinstance(message, Pull))
+    assert again.attempt == 2
+    return desk, again
+
+
+def test_a_round_with_its_quorum_lacks_nobody_whose_loss_is_not_finite() -> None:
+    desk, again = asked_again_after_nobody_had_tokens(quorum=1)
+    desk.stores(E, answer(again))
+    assert not any(isinstance(effect, StartMerge) for effect in desk.effects), "it is in grace"
+    effects = desk.says(E, report(3))
+    assert not [effect for effect in effects if isinstance(effect, EndRun)]
+    desk.stores(W, answer(again, WEST))
+    merge = only(StartMerge, desk.effects)
+    assert isinstance(merge, StartMerge)
+    assert only(EndRun, desk.merges(merge.round_id)) == EndRun(reason="the last step is reached")
+
+
+def test_whose_contribution_is_on_its_way_has_something_to_give() -> None:
+    desk, again = asked_again_after_nobody_had_tokens(quorum=2)
+    desk.stores(E, answer(again))
+    late = answer(again, WEST)
+    desk.tell(UploadOffered(session=W, header=late))
+    for session in (E, W):
+        desk.says(session, report(3))
+    assert not [effect for effect in desk.effects if isinstance(effect, EndRun)]
+    desk.tell(UploadStored(session=W, header=late, ref="r", payload_bytes=516))
+    merge = only(StartMerge, desk.effects)
+    assert isinstance(merge, StartMerge)
+    assert only(EndRun, desk.merges(merge.round_id)) == EndRun(reason="the last step is reached")
 
 
 def test_whose_loss_is_finite_again_is_no_longer_shown() -> None:

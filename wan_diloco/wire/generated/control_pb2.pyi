@@ -343,6 +343,7 @@ class Hello(_message.Message):
     LOCAL_STEP_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     LIFE_ID_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     run: _builtins.str
     learner_id: _builtins.str
@@ -351,6 +352,8 @@ class Hello(_message.Message):
     tokens: _builtins.int
     life_id: _builtins.str
     """Drawn by chance for each training process: a Hello that comes twice begins one life."""
+    term: _builtins.int
+    """The highest term that this process was welcomed in: a syncer of a lower one has been taken over, and ends."""
     @_builtins.property
     def layout(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -370,10 +373,11 @@ class Hello(_message.Message):
         local_step: _builtins.int = ...,
         tokens: _builtins.int = ...,
         life_id: _builtins.str = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "initial_digests", b"initial_digests", "layout", b"layout", "learner_id", b"learner_id", "life_id", b"life_id", "local_step", b"local_step", "protocol_version", b"protocol_version", "run", b"run", "settings", b"settings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "initial_digests", b"initial_digests", "layout", b"layout", "learner_id", b"learner_id", "life_id", b"life_id", "local_step", b"local_step", "protocol_version", b"protocol_version", "run", b"run", "settings", b"settings", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

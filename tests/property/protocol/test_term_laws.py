@@ -1,0 +1,119 @@
+"""Syncers of one run that live beside each other: whoever was welcomed in a later term never goes back to an earlier.
+
+Any of them may be taken over from what it has, or from what was saved of another, and live on without knowing it; some
+are deaf to what learners have heard. Learners come to any of them, in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.support.desk import Desk, messages
+from tests.support.protocol import EAST, WEST, syncer_settings
+from tests.support.uplink import Uplink, of, said
+from wan_diloco.errors import EXIT_AUTH
+from wan_diloco.protocol.events import (
+    Connected,
+    ConnectionLost,
+    ExitLearner,
+    LearnerConnected,
+    LearnerDisconnected,
+    RefuseSyncer,
+    SessionId,
+    TakenOver,
+)
+from wan_diloco.protocol.messages import Hello, Refused, Welcome
+from wan_diloco.protocol.state_json import state_from_json, state_to_json
+from wan_diloco.units import Epoch, LearnerId, Term
+
+NAMES = (EAST, WEST)
+picks = st.integers(0, 9)
+
+
+class Terms(RuleBasedStateMachine):
+    """Real machines on both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.term_max, self.epoch_max, self.sessions = 1, 0, 0
+        self.syncers = [Desk(syncer_settings())]
+        self.saved: dict[str, Any] = state_to_json(self.syncers[0].machine.state)
+        self.learners = {name: self._starts(name) for name in NAMES}
+        self.heard = dict.fromkeys(NAMES, 0)
+
+    @rule(pick=picks)
+    def save(self, pick: int) -> None:
+        self.saved = state_to_json(self._syncer(pick).machine.state)
+
+    @rule(pick=picks, lives_on=st.booleans(), is_copy=st.booleans())
+    def take_over(self, pick: int, *, lives_on: bool, is_copy: bool) -> None:
+        before = self._syncer(pick)
+        data = self.saved if is_copy else state_to_json(before.machine.state)
+        # What the lock of the store has named.
+        given = replace(syncer_settings(), term_min=Term(self.term_max + 1))
+        if is_copy:
+            given = replace(given, epoch_min=Epoch(self.epoch_max + 1))
+        after = Desk(given, state_from_json(data))
+        assert after.machine.state.term > self.term_max
+        self.term_max = int(after.machine.state.term)
+        self.epoch_max = max(self.epoch_max, int(after.machine.state.epoch))
+        self.syncers.append(after)
+        if not lives_on:
+            self.syncers.remove(before)
+
+    @rule(name=st.sampled_from(NAMES), pick=picks, is_deaf=st.booleans())
+    def come(self, name: LearnerId, pick: int, *, is_deaf: bool) -> None:
+        desk, learner, heard = self._syncer(pick), self.learners[name], self.heard[name]
+        self.sessions += 1
+        session, term = SessionId(self.sessions), desk.machine.state.term
+        desk.tell(LearnerConnected(session=session))
+        (hello,) = of(Hello, said(learner.tell(Connected())))
+        assert isinstance(hello, Hello)
+        assert hello.term == heard
+        before = state_to_json(desk.machine.state)
+        effects = desk.says(session, replace(hello, term=Term(0)) if is_deaf else hello)
+        if heard > term and not is_deaf:
+            assert effects == [TakenOver(learner_id=name, term=Term(heard))]
+            assert state_to_json(desk.machine.state) == before
+            self.syncers.remove(desk)
+            if not self.syncers:
+                self.syncers.append(Desk(replace(syncer_settings(), term_min=Term(self.term_max + 1))))
+                self.term_max += 1
+        for message in messages(effects, session):
+            if isinstance(message, Welcome | Refused):
+                answer = learner.hears(message)
+                assert bool(of(RefuseSyncer, answer)) == (isinstance(message, Welcome) and term < heard)
+                if of(ExitLearner, answer):
+                    # Another syncer gave its number to another process; it begins anew, and knows of nothing.
+                    assert of(ExitLearner, answer)[0].exit_code == EXIT_AUTH  # type: ignore[attr-defined]
+                    self.learners[name] = self._starts(name)
+                    self.heard[name] = 0
+                    return
+                self.heard[name] = max(heard, int(term))
+        desk.tell(LearnerDisconnected(session=session, reason="cut"))
+        learner.tell(ConnectionLost(reason="cut", refused=False))
+
+    @invariant()
+    def terms_never_fall(self) -> None:
+        for name, learner in self.learners.items():
+            assert learner.machine.term == self.heard[name]
+
+    def _syncer(self, pick: int) -> Desk:
+        return self.syncers[pick % len(self.syncers)]
+
+    def _starts(self, name: LearnerId) -> Uplink:
+        self.sessions += 1
+        learner = Uplink()
+        context = learner.machine.context
+        context.identity = replace(context.identity, learner_id=name, life_id=f"life {self.sessions}")
+        learner.machine.start()
+        return learner
+
+
+Terms.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestTerms = Terms.TestCase
