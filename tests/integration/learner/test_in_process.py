@@ -85,6 +85,7 @@ class Learner:
             connect=lambda: network.connection(LearnerId(name), pacer),
             clock=clock,
             worker=InlineExecutor(),
+            rows=InlineExecutor(),
             sink=self,
             fragments=held_fragments(self.layout, self.trainer.position, self.slots),
             wire=config.wire,
