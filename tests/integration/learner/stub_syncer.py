@@ -224,15 +224,20 @@ class LearnerProcess:
     async def exit_code(self) -> int:
         return await self.process.wait()
 
+    async def said(self) -> str:
+        """All that it wrote to stderr, to its end; only of one that was started with a pipe there."""
+        assert self.process.stderr is not None
+        return (await self.process.stderr.read()).decode()
+
 
 @asynccontextmanager
 async def learner(
-    config: Path, run_folder: Path, *options: str, env: Mapping[str, str] | None = None
+    config: Path, run_folder: Path, *options: str, env: Mapping[str, str] | None = None, stderr: int | None = None
 ) -> AsyncIterator[LearnerProcess]:
     """A learner process; it and its uplink are gone afterwards, whatever happened."""
     command = [sys.executable, "-m", "wan_diloco", "learner", str(config), "--region", "east"]
     process = await asyncio.create_subprocess_exec(
-        *command, "--run-folder", str(run_folder), *options, env={**os.environ, **(env or {})}
+        *command, "--run-folder", str(run_folder), *options, env={**os.environ, **(env or {})}, stderr=stderr
     )
     found = LearnerProcess(process)
     try:

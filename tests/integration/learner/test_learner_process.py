@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from asyncio.subprocess import PIPE
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 import torch
 
 from tests.integration.learner.stub_syncer import (
@@ -183,6 +185,26 @@ def test_a_refusal_is_told_by_the_exit_code(tmp_path: Path) -> None:
     assert play(scene()) == 78
     # It may be the double of a learner that stands, whose checkpoint must stay.
     assert not checkpoint_folder(folder, "east").exists()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_region_of_several_ranks_is_refused_before_anybody_is_waited_for(tmp_path: Path, rank: str) -> None:
+    """With a rank missing, none may take a step; nor may any wait for what never comes."""
+    config, folder = write_config(tmp_path), tmp_path / "run"
+    # Nobody is there: who joined the group would be there for minutes.
+    env = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+    async def scene() -> str:
+        async with serving(folder) as syncer, learner(config, folder, env=env, stderr=PIPE) as process:
+            said = await process.said()
+            assert await process.exit_code() == 78
+            assert (syncer.sessions, syncer.steps) == ([], 0)
+            return said
+
+    said = play(scene())
+    assert "WORLD_SIZE" in said
+    assert "a region trains with one rank, not 2" in said
+    assert not (folder / "learners").exists()
 
 
 def test_an_uplink_does_not_outlive_its_trainer(tmp_path: Path) -> None:
