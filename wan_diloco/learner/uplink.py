@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import signal
 import socket
 import sys
@@ -26,7 +25,7 @@ from wan_diloco.errors import EXIT_OK, PeerUnavailable, WanDilocoError
 from wan_diloco.learner.ipc import Command, Leaving, TrainerMessage, UplinkChanged, UplinkStart
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.state_area import StateArea
-from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
+from wan_diloco.learner.uplink_plan import held_fragments, learner_machine, retry_rng
 from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
 from wan_diloco.models import run_layout
@@ -96,7 +95,7 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
         get_logger("uplink").warning(
             "allocator_untuned", detail=f"{allocator_problem}: bulk will cost more processor time"
         )
-    rng = random.Random(f"{config.run.seed}/{start.region}/{start.position.local_step}")
+    rng = retry_rng(config, start.region, start.position)
     pacer = Pacer()
     rate = UplinkRate(pacer, region.uplink_bytes_per_s)
 

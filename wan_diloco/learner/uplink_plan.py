@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Final
 
 from wan_diloco.algorithm.blocks import build_block_table
@@ -15,7 +16,6 @@ from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.units import LearnerId
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Sequence
 
     from wan_diloco.algorithm.layout import Layout
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wan_diloco.learner.ipc import LearnerPosition
     from wan_diloco.learner.slots import FragmentSlots
 
-__all__ = ["held_fragments", "learner_machine"]
+__all__ = ["held_fragments", "learner_machine", "retry_rng"]
 
 # A lost report or two must not end a lease.
 _HEARTBEATS_PER_LEASE: Final = 4
@@ -82,6 +82,17 @@ def learner_machine(
         moments_step=position.moments_step,
         shard=position.shard,
     )
+
+
+def retry_rng(config: RunConfig, region: str, position: LearnerPosition) -> random.Random:
+    """For the jitter of a learner's reconnects: no two regions that lost their syncer together come back in step.
+
+    Args:
+        config: The run.
+        region: The learner's name.
+        position: Where its trainer stands.
+    """
+    return random.Random(f"{config.run.seed}/{region}/{position.local_step}")
 
 
 def held_fragments(layout: Layout, position: LearnerPosition, slots: FragmentSlots) -> Sequence[HeldFragment]:
