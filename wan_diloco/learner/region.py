@@ -23,6 +23,7 @@ from torch.distributed import (  # type: ignore[attr-defined] # re-exported with
 )
 
 from wan_diloco.errors import ConfigError, TransportError
+from wan_diloco.protocol.deadlines import GROUP_MEET_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Meeting", "Region", "file_group", "learner_group", "torchrun_meeting", "torchrun_variables"]
 
-# Nothing inside a collective ever waits for the wide area, so this only has to outlast the slowest step.
-_TIMEOUT: Final = dt.timedelta(minutes=10)
+_TIMEOUT: Final = dt.timedelta(seconds=GROUP_MEET_S)
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 

@@ -15,6 +15,7 @@ from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.algorithm.publication import digest
 from wan_diloco.errors import AuthError, PeerUnavailable
 from wan_diloco.learner.ipc import Admitted, InstallValue
+from wan_diloco.protocol.deadlines import reconnects
 from wan_diloco.protocol.events import (
     AllowSteps,
     ExitLearner,
@@ -34,11 +35,10 @@ from wan_diloco.protocol.messages import (
     UpdateReceived,
     UpdateSegment,
 )
-from wan_diloco.protocol.retry import RetryPolicy
 from wan_diloco.units import GlobalStep, Incarnation, LocalStep
 from wan_diloco.wire.frames import Buffers
 
-RETRY = RetryPolicy()
+RETRY = reconnects(10.0)
 
 
 def test_it_says_hello_and_tells_the_trainer_its_life_and_its_leave(make_config: MakeConfig) -> None:
