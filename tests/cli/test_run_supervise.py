@@ -18,7 +18,7 @@ from wan_diloco.cli.keeper import Condition, ProcessSpec, last_line, message_of
 from wan_diloco.cli.lives import RestartPolicy
 from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
 from wan_diloco.clock import SystemClock
-from wan_diloco.learner.uplink_process import _GOODBYE_S
+from wan_diloco.protocol.deadlines import GOODBYE_S
 from wan_diloco.protocol.retry import RetryPolicy
 from wan_diloco.syncer.service import _DRAIN_S, _LAST_SNAPSHOT_S
 from wan_diloco.telemetry.last_resort import WITHIN_S
@@ -274,7 +274,7 @@ def test_nobody_who_is_told_to_end_is_killed_before_it_can_and_all_is_over_withi
     patience = Patience()
     assert patience.drain_s + patience.settle_s + patience.kill_s <= 30 - 2
     # A learner says goodbye and writes a checkpoint; a syncer finishes merges and writes a snapshot.
-    assert patience.drain_s > _GOODBYE_S
+    assert patience.drain_s > GOODBYE_S
     assert patience.settle_s > _DRAIN_S + _LAST_SNAPSHOT_S
     assert WITHIN_S < 30
 
