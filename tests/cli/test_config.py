@@ -50,6 +50,16 @@ def test_show_prints_json_with_sources(capsys: pytest.CaptureFixture[str]) -> No
     assert shown["sources"]["run.name"] == f"file {DEMO}"
 
 
+def test_show_prints_every_time_limit_and_what_it_follows_from(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("config", "show", DEMO, "--deadlines", "--set", "sync.membership_lease=6s")
+    lines = [line.split() for line in in_this_process(capsys, *arguments).stdout.splitlines()]
+    assert ["lease", "6s", "sync.membership_lease;"] in [line[:3] for line in lines]
+    assert ["heartbeat", "1.5s", "sync.membership_lease", "/", "4"] in lines
+    shown = json.loads(in_this_process(capsys, *arguments, "--json").stdout)
+    assert list(shown) == ["syncer", *(region.name for region in load_config([Path(DEMO)], env={}).config.regions)]
+    assert all(row["follows"] and (row["limit_s"] or row["limit_steps"]) for table in shown.values() for row in table)
+
+
 def test_warnings_go_to_stderr_and_change_no_output(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["--set", "outer.momentum=0", "--set", "outer.momentum_warmup_steps=9"]
     outcome = in_this_process(capsys, "config", "show", DEMO, "--json", *overrides)

@@ -19,11 +19,10 @@ from wan_diloco.cli.launch import _accompanied
 from wan_diloco.cli.lives import RestartPolicy
 from wan_diloco.cli.supervise import Outcome, Patience, Supervisor
 from wan_diloco.clock import SystemClock
-from wan_diloco.learner.uplink_process import _GOODBYE_S
+from wan_diloco.protocol.deadlines import DRAIN_S, GOODBYE_S, LAST_SNAPSHOT_S, SHIP_LAST_S, SPARE_S
 from wan_diloco.protocol.retry import RetryPolicy
 from wan_diloco.syncer.ending import Ending
-from wan_diloco.syncer.main import _GRACE_S, _SHIP_LAST_S, _SPARE_S
-from wan_diloco.syncer.service import _DRAIN_S, _LAST_SNAPSHOT_S
+from wan_diloco.syncer.main import _GRACE_S
 from wan_diloco.telemetry.last_resort import WITHIN_S
 
 # Every process appends a line to a file of its own when it starts and counts its lives by it.
@@ -295,14 +294,14 @@ def test_nobody_who_is_told_to_end_is_killed_before_it_can_and_all_is_over_withi
     patience = Patience()
     assert patience.total_s + patience.kill_s <= 30 - 2
     # A learner says goodbye and writes a checkpoint; a syncer finishes merges and writes a snapshot.
-    assert patience.drain_s > _GOODBYE_S
-    assert patience.syncer_s > _DRAIN_S + _LAST_SNAPSHOT_S + _GRACE_S
+    assert patience.drain_s > GOODBYE_S
+    assert patience.syncer_s > DRAIN_S + LAST_SNAPSHOT_S + _GRACE_S
     # Where it hangs it says so itself, before it is killed.
     assert patience.drain_s + patience.syncer_s <= patience.total_s
     assert patience.syncer_s <= WITHIN_S < 30
     ending = Ending(within_s=patience.syncer_s)
     ending.signalled(signal.SIGTERM)
-    assert ending.left_s(_SHIP_LAST_S, spare_s=_SPARE_S) <= patience.syncer_s - _SPARE_S
+    assert ending.left_s(SHIP_LAST_S, spare_s=SPARE_S) <= patience.syncer_s - SPARE_S
 
 
 def test_whoever_leaves_early_leaves_its_time_to_the_syncer(stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,9 @@ def show(
     overrides: Overrides = None,
     *,
     sources: Annotated[bool, typer.Option("--sources", help="Say where each value comes from.")] = False,
+    deadlines: Annotated[
+        bool, typer.Option("--deadlines", help="Print every time limit instead, and what it follows from.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Check a configuration and print every value in force.
@@ -44,13 +48,30 @@ def show(
     loaded = load(files, overrides)
     for problem in _problems_here(loaded.config):
         print_warning(f"this can't run here: {problem}")
-    if as_json and sources:
+    if deadlines:
+        _show_deadlines(loaded.config, as_json=as_json)
+    elif as_json and sources:
         resolved = json.loads(loaded.config.resolved_json())
         typer.echo(json.dumps({"config": resolved, "sources": dict(loaded.sources)}, indent=2))
     elif as_json:
         typer.echo(loaded.config.resolved_json(), nl=False)
     else:
         typer.echo(render_toml(loaded.config, loaded.sources if sources else None), nl=False)
+
+
+def _show_deadlines(config: RunConfig, *, as_json: bool) -> None:
+    from wan_diloco.learner.deadlines import deadlines_of as of_learner
+    from wan_diloco.syncer.deadlines import deadlines_of as of_syncer
+
+    tables = {"syncer": of_syncer(config), **{one.name: of_learner(config, one.name) for one in config.regions}}
+    if as_json:
+        rows = {name: [dataclasses.asdict(row) for row in table] for name, table in tables.items()}
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for name, table in tables.items():
+        typer.echo(name)
+        for row in table:
+            typer.echo(f"  {row.name:20}{row.limit:>10}  {row.follows}")
 
 
 def _problems_here(config: RunConfig) -> Iterator[str]:

@@ -10,6 +10,7 @@ import datetime as dt
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -22,15 +23,15 @@ from torch.distributed import (  # type: ignore[attr-defined] # re-exported with
 )
 
 from wan_diloco.errors import ConfigError, TransportError
+from wan_diloco.protocol.deadlines import GROUP_MEET_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["Region", "file_group", "learner_group", "torchrun_variables"]
+__all__ = ["Meeting", "Region", "file_group", "learner_group", "torchrun_meeting", "torchrun_variables"]
 
-# Nothing inside a collective ever waits for the wide area, so this only has to outlast the slowest step.
-_TIMEOUT: Final = dt.timedelta(minutes=10)
+_TIMEOUT: Final = dt.timedelta(seconds=GROUP_MEET_S)
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -72,9 +73,25 @@ def torchrun_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in (*_VARIABLES, _AGENT_STORE) if name in os.environ}
 
 
-@contextmanager
-def learner_group(variables: Mapping[str, str]) -> Iterator[Region]:
-    """Join the group that torchrun's variables describe, or form one alone when there are none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where torchrun has the processes of a region meet.
+
+    Attributes:
+        rank, world_size: This process's number among how many.
+        address, port: Of the store.
+        is_master: Whether the store is this process's.
+    """
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    is_master: bool
+
+
+def torchrun_meeting(variables: Mapping[str, str]) -> Meeting | None:
+    """What torchrun's variables say; None outside it. Nobody is waited for.
 
     Args:
         variables: See `torchrun_variables`.
@@ -83,9 +100,7 @@ def learner_group(variables: Mapping[str, str]) -> Iterator[Region]:
         ConfigError: Some are missing, or aren't numbers.
     """
     if not variables:
-        with _joined(HashStore(), 0, 1) as region:
-            yield region
-        return
+        return None
     missing = [name for name in _VARIABLES if name not in variables]
     if missing:
         raise ConfigError(f"{', '.join(missing)} isn't set, but {', '.join(variables)} is", where="torchrun")
@@ -93,23 +108,55 @@ def learner_group(variables: Mapping[str, str]) -> Iterator[Region]:
         rank, world_size, port = (int(variables[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     except ValueError as exc:
         raise ConfigError("RANK, WORLD_SIZE and MASTER_PORT are numbers", where="torchrun") from exc
-    # torchrun's agent holds the store itself and says so; without it, rank 0 does.
-    is_master = rank == 0 and variables.get(_AGENT_STORE) != "True"
-    store = TCPStore(variables["MASTER_ADDR"], port, world_size, is_master=is_master, timeout=_TIMEOUT)
-    with _joined(store, rank, world_size) as region:
+    return Meeting(
+        rank=rank,
+        world_size=world_size,
+        address=variables["MASTER_ADDR"],
+        port=port,
+        # torchrun's agent holds the store itself and says so; without it, rank 0 does.
+        is_master=rank == 0 and variables.get(_AGENT_STORE) != "True",
+    )
+
+
+@contextmanager
+def learner_group(meeting: Meeting | None) -> Iterator[Region]:
+    """Join the group that meets there, or form one alone.
+
+    Args:
+        meeting: None outside torchrun.
+
+    Raises:
+        TransportError: Not all of them came.
+    """
+    if meeting is None:
+        with _joined(HashStore, 0, 1) as region:
+            yield region
+        return
+    store = partial(
+        TCPStore, meeting.address, meeting.port, meeting.world_size, is_master=meeting.is_master, timeout=_TIMEOUT
+    )
+    with _joined(store, meeting.rank, meeting.world_size) as region:
         yield region
 
 
 @contextmanager
 def file_group(path: Path, rank: int, world_size: int) -> Iterator[Region]:
-    """Join a group of processes on this machine that meet at a file, which mustn't exist before the first comes."""
-    with _joined(FileStore(str(path), world_size), rank, world_size) as region:
+    """Join a group of processes on this machine that meet at a file, which mustn't exist before the first comes.
+
+    Raises:
+        TransportError: Not all of them came.
+    """
+    with _joined(partial(FileStore, str(path), world_size), rank, world_size) as region:
         yield region
 
 
 @contextmanager
-def _joined(store: Store, rank: int, world_size: int) -> Iterator[Region]:
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
+def _joined(open_store: Callable[[], Store], rank: int, world_size: int) -> Iterator[Region]:
+    try:
+        dist.init_process_group("gloo", store=open_store(), rank=rank, world_size=world_size, timeout=_TIMEOUT)
+    except RuntimeError as exc:
+        within_s = _TIMEOUT.total_seconds()
+        raise TransportError(f"the {world_size} processes of the group don't all meet within {within_s:g} s") from exc
     try:
         yield Region(rank=rank, world_size=world_size)
     finally:

@@ -20,7 +20,7 @@ from wan_diloco.learner.checkpoint import CheckpointWriter, load_checkpoint, sav
 from wan_diloco.learner.ipc import UplinkStart
 from wan_diloco.learner.local_trainer import LocalTrainer
 from wan_diloco.learner.moments import MomentsLayout
-from wan_diloco.learner.region import learner_group, torchrun_variables
+from wan_diloco.learner.region import learner_group, torchrun_meeting, torchrun_variables
 from wan_diloco.learner.replica import Replica
 from wan_diloco.learner.setup import DataShards, learner_region
 from wan_diloco.learner.slots import FragmentSlots
@@ -177,10 +177,10 @@ def run_learner(
         DataError: Its shard can't be read.
     """
     own = learner_region(config, region)
+    meeting = torchrun_meeting(torchrun_variables())
+    _require_one_rank(region, own.ranks, 1 if meeting is None else meeting.world_size)
     _set_threads(threads, shared=len(config.regions) > 1 and not syncer and not own.address)
-    with stop_signals() as signals, learner_group(torchrun_variables()) as group:
-        if max(group.world_size, own.ranks) > 1:
-            raise ConfigError("a region trains with one rank", where=f"regions.{region}.ranks", hint="set it to 1")
+    with stop_signals() as signals, learner_group(meeting):
         layout = run_layout(config)
         shards = DataShards(config, region)
         replica = Replica(config, build_model(config), shards.units)
@@ -213,6 +213,21 @@ def run_learner(
                 # One that was refused may be the old double of a learner that stands, and has the same folder.
                 _save_last(trainer, folder)
         return code
+
+
+def _require_one_rank(region: str, configured: int, started: int) -> None:
+    """Before any of them waits for the others: one that never comes would hold up the rest for minutes.
+
+    Raises:
+        ConfigError: The region is to have several.
+    """
+    if configured > 1:
+        where, hint = f"regions.{region}.ranks", "set it to 1"
+    elif started > 1:
+        where, hint = "WORLD_SIZE", "start one process, as with torchrun --nproc-per-node 1"
+    else:
+        return
+    raise ConfigError(f"a region trains with one rank, not {max(configured, started)}", where=where, hint=hint)
 
 
 def _reload(live: LiveConfig, region: str, uplink: UplinkProcess) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import signal
 import socket
 import sys
@@ -23,14 +22,16 @@ import uvloop
 from wan_diloco.clock import SystemClock
 from wan_diloco.config import RunConfig, parse_config
 from wan_diloco.errors import EXIT_OK, PeerUnavailable, WanDilocoError
+from wan_diloco.learner.deadlines import deadlines_of
 from wan_diloco.learner.ipc import Command, Leaving, TrainerMessage, UplinkChanged, UplinkStart
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.state_area import StateArea
-from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
+from wan_diloco.learner.uplink_plan import held_fragments, learner_machine, retry_rng
 from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
 from wan_diloco.models import run_layout
 from wan_diloco.protocol import serial
+from wan_diloco.protocol.deadlines import in_words
 from wan_diloco.telemetry import ChangeLogger, configure_logging, get_logger
 from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
@@ -96,7 +97,7 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
         get_logger("uplink").warning(
             "allocator_untuned", detail=f"{allocator_problem}: bulk will cost more processor time"
         )
-    rng = random.Random(f"{config.run.seed}/{start.region}/{start.position.local_step}")
+    rng = retry_rng(config, start.region, start.position)
     pacer = Pacer()
     rate = UplinkRate(pacer, region.uplink_bytes_per_s)
 
@@ -122,6 +123,7 @@ async def _serve(connection: socket.socket, slots_descriptor: int, allocator_pro
             wire=config.wire,
             rate=rate,
             show=_show(),
+            measured=_tell_deadlines(config, start.region),
             state=StateArea(slots.state, slots.release_state),
         )
         async with asyncio.TaskGroup() as group:
@@ -161,6 +163,25 @@ def _show() -> Callable[[ShowReason], None]:
         changes.note(f"waiting_{effect.topic.partition(':')[0]}", effect.text or "no longer", topic=effect.topic)
 
     return show
+
+
+def _tell_deadlines(config: RunConfig, region: str) -> Callable[[float], None]:
+    """Log all limits; and those that the first round trip changes, when it is known.
+
+    Later ones change them by little, and the log needn't follow.
+    """
+    log, unmeasured = get_logger("uplink"), deadlines_of(config, region)
+    log.info("deadlines", **in_words(unmeasured))
+    told = False
+
+    def measured(rtt_s: float) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            changed = set(deadlines_of(config, region, rtt_s)) - set(unmeasured)
+            log.info("deadlines_measured", **in_words(sorted(changed, key=lambda row: row.name)))
+
+    return measured
 
 
 def main(arguments: list[str]) -> int:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import random
+from typing import TYPE_CHECKING
 
 from wan_diloco.algorithm.blocks import build_block_table
 from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.learner.held import HeldFragment
+from wan_diloco.protocol.deadlines import heartbeat_s, reconnects
 from wan_diloco.protocol.events import Identity
 from wan_diloco.protocol.intake import FragmentSizes
 from wan_diloco.protocol.learner_machine import FragmentState, LearnerMachine, LearnerSettings
-from wan_diloco.protocol.retry import RetryPolicy
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.units import LearnerId
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Sequence
 
     from wan_diloco.algorithm.layout import Layout
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from wan_diloco.learner.ipc import LearnerPosition
     from wan_diloco.learner.slots import FragmentSlots
 
-__all__ = ["held_fragments", "learner_machine"]
-
-# A lost report or two must not end a lease.
-_HEARTBEATS_PER_LEASE: Final = 4
+__all__ = ["held_fragments", "learner_machine", "retry_rng"]
 
 
 def learner_machine(
@@ -51,8 +48,8 @@ def learner_machine(
             FragmentSizes(parameters=numel, codes_bytes=size.codes_bytes, scales_bytes=size.scales_bytes)
             for numel, size in sizes
         ),
-        heartbeat_s=config.sync.membership_lease_s / _HEARTBEATS_PER_LEASE,
-        retry=RetryPolicy(),
+        heartbeat_s=heartbeat_s(config.sync.membership_lease_s),
+        retry=reconnects(config.sync.membership_lease_s),
         state_layout=position.state_layout,
     )
     identity = Identity(
@@ -83,6 +80,17 @@ def learner_machine(
         moments_step=position.moments_step,
         shard=position.shard,
     )
+
+
+def retry_rng(config: RunConfig, region: str, position: LearnerPosition) -> random.Random:
+    """For the jitter of a learner's reconnects: no two regions that lost their syncer together come back in step.
+
+    Args:
+        config: The run.
+        region: The learner's name.
+        position: Where its trainer stands.
+    """
+    return random.Random(f"{config.run.seed}/{region}/{position.local_step}")
 
 
 def held_fragments(layout: Layout, position: LearnerPosition, slots: FragmentSlots) -> Sequence[HeldFragment]:

@@ -14,7 +14,7 @@ from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, AuthError, ConfigError, Tr
 from wan_diloco.learner.channel import LineChannel
 from wan_diloco.learner.ipc import Command, Leaving, UplinkChanged, UplinkStart
 from wan_diloco.protocol import serial
-from wan_diloco.protocol.retry import RetryPolicy
+from wan_diloco.protocol.deadlines import GOODBYE_S, UPLINK_DYING_S, UPLINK_RESTART
 
 if TYPE_CHECKING:
     import random
@@ -27,14 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["UplinkProcess"]
 
-_RETRY: Final = RetryPolicy(initial_s=0.1, max_s=5.0)
 # An uplink that lives so long was not born ill: its death begins a new count.
 _HEALTHY_LIFE_S: Final = 60.0
 # In a row; with the delays between them about half a minute.
 _DEATHS_MAX: Final = 10
-_GOODBYE_S: Final = 5.0
-# Between the end of its socket and the end of the process; then it is killed.
-_DYING_S: Final = 2.0
 # For what no descriptor tells: a process that is about to end or to be started, a socket that was full.
 _POLL_S: Final = 0.05
 # A union is no class for the type checker, but it is what `serial.loads` takes.
@@ -116,7 +112,7 @@ class UplinkProcess:
             if self._channel.ended:
                 self._channel.close()
                 self._channel = None
-                self._due_s = self._clock.now_s() + _DYING_S
+                self._due_s = self._clock.now_s() + UPLINK_DYING_S
             return commands
         if self._process is not None:
             self._bury(self._process)
@@ -139,7 +135,7 @@ class UplinkProcess:
         if self._channel is not None and self._process is not None:
             self._channel.send(serial.dumps(Leaving(reason=reason)))
             try:
-                self._process.wait(_GOODBYE_S)
+                self._process.wait(GOODBYE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -180,5 +176,5 @@ class UplinkProcess:
             raise ConfigError("the uplink process can't use its configuration")
         if self._deaths >= _DEATHS_MAX:
             raise TransportError(f"the uplink process died {self._deaths} times in a row, at last with code {code}")
-        self._due_s = now_s + _RETRY.delay_s(self._deaths, self._rng)
+        self._due_s = now_s + UPLINK_RESTART.delay_s(self._deaths, self._rng)
         self._report(f"the uplink process ended with code {code}; training goes on, another is started")

@@ -96,6 +96,7 @@ class UplinkService:
         rate: How fast they may leave.
         show: Told why something doesn't happen, once a change.
         state: The row of inner moments shared with the trainer.
+        measured: Told a round trip, whenever it is another than before.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class UplinkService:
         rate: UplinkRate,
         show: Callable[[ShowReason], None],
         state: StateArea,
+        measured: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Do nothing yet."""
         self._machine = machine
@@ -123,6 +125,7 @@ class UplinkService:
         self._wire = wire
         self._rate = rate
         self._show = show
+        self._measured = measured
         self._now_s = clock.now_s()
         self._events: deque[LearnerEvent] = deque()
         self._processing = False
@@ -229,6 +232,7 @@ class UplinkService:
             case DescribeState() | GiveState() | EndGiving() | FetchState() | ReleaseState():
                 self._move_state(effect)
             case SetRoundTrip(rtt_s=rtt_s):
+                self._measured(rtt_s)
                 if self._connection is not None:
                     self._connection.set_round_trip(rtt_s)
             case LimitUplink(rate_bytes_per_s=rate):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from wan_diloco.protocol.deadlines import DONOR_KEEP_S
 from wan_diloco.protocol.donors import is_recent
 from wan_diloco.protocol.events import BoundaryPassed
 from wan_diloco.protocol.learner_slots import LearnerContext
@@ -30,9 +31,6 @@ from wan_diloco.protocol.state_events import (
 from wan_diloco.units import GlobalStep, TransferId, Version
 
 __all__ = ["DonorPart"]
-
-# A joiner that lost its connection is back before that, or never.
-_KEEP_S = 30.0
 
 
 @dataclass(slots=True)
@@ -171,7 +169,7 @@ class DonorPart:
 
     def _keep(self, now_s: float) -> None:
         if self._pin is not None and not self._pin.takers:
-            self._keep_s = now_s + _KEEP_S
+            self._keep_s = now_s + DONOR_KEEP_S
 
     def _drop(self) -> None:
         self._pin, self._keep_s = None, None

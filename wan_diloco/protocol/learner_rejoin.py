@@ -5,6 +5,7 @@ Part of the learner's machine. Partial state is never used: the driver tells of 
 
 from __future__ import annotations
 
+from wan_diloco.protocol.deadlines import REJOIN_PATIENCE_S
 from wan_diloco.protocol.donors import keeps_own
 from wan_diloco.protocol.events import ShowReason
 from wan_diloco.protocol.learner_slots import LearnerContext
@@ -15,9 +16,6 @@ from wan_diloco.units import GlobalStep, LearnerId, TransferId
 
 __all__ = ["RejoinDesk"]
 
-# Without an offer, and without a byte of what was offered; then it is better to train. A transfer that is slow, and
-# comes on, is waited for.
-_PATIENCE_S = 60.0
 _NO_TRANSFER = TransferId(0)
 
 
@@ -116,7 +114,7 @@ class RejoinDesk:
         return is_it and not (self.settled or self._installing)
 
     def _await(self, now_s: float) -> None:
-        self._patience_s = now_s + _PATIENCE_S
+        self._patience_s = now_s + REJOIN_PATIENCE_S
         self._show_awaited()
 
     def _show_awaited(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+from wan_diloco.protocol.deadlines import RESEND_MIN_S
 from wan_diloco.protocol.events import DropUpload, RequestSnapshot, ShowReason, SnapshotTaken, StartUpload
 from wan_diloco.protocol.learner_slots import LearnerContext, Slot
 from wan_diloco.protocol.messages import ContributionHeader, ContributionKey, Declined, DeclineReason, Pull
@@ -16,9 +17,6 @@ from wan_diloco.units import FragmentId, LocalStep, RoundId
 
 __all__ = ["UploadDesk"]
 
-# An upload that nothing is heard of is offered again after this, or after so many times the usual duration; the
-# syncer knows repeated ones by their key.
-_RESEND_MIN_S = 10.0
 _RESEND_FACTOR = 4.0
 
 
@@ -148,7 +146,7 @@ class UploadDesk:
 
     def _start_upload(self, slot: Slot, header: ContributionHeader, spread_s: float, now_s: float) -> None:
         """Send, and send again if neither an acknowledgement nor a broken stream is heard of."""
-        slot.retry_s = now_s + max(_RESEND_MIN_S, spread_s + _RESEND_FACTOR * (self._upload_s or 0.0))
+        slot.retry_s = now_s + max(RESEND_MIN_S, spread_s + _RESEND_FACTOR * (self._upload_s or 0.0))
         self.context.effects.append(StartUpload(header=header, spread_s=spread_s))
 
     def done(

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from wan_diloco.protocol.deadlines import member_lease_s
 from wan_diloco.protocol.events import SessionId
 from wan_diloco.protocol.schedule import global_step_of
 from wan_diloco.units import Incarnation, LearnerId, LocalStep
 
 __all__ = ["Member", "Membership"]
-
-# A step may be longer than the lease; a learner that is in the middle of one isn't dead.
-_LEASE_STEPS = 5
 
 
 @dataclass(slots=True)
@@ -187,7 +185,7 @@ class Membership:
 
     def expires_s(self, member: Member) -> float:
         """When a member's lease ends unless it is heard before."""
-        return member.heard_s + max(self.lease_s, _LEASE_STEPS * member.step_time_s)
+        return member.heard_s + member_lease_s(self.lease_s, member.step_time_s)
 
     def live(self) -> list[Member]:
         """Members whose lease stands, in order of their names."""

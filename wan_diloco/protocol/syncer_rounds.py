@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from wan_diloco.errors import LocalProtocolError
+from wan_diloco.protocol.deadlines import FIRST_WINDOW_S, WINDOW_MAX_S, WORK_RETRY_S
 from wan_diloco.protocol.events import ContributionsUnreadable, MergeFailed, MergeFinished, StartMerge
 from wan_diloco.protocol.membership import Member
 from wan_diloco.protocol.messages import (
@@ -29,12 +30,6 @@ from wan_diloco.units import FragmentId, LearnerId, RoundId
 
 __all__ = ["RoundConductor"]
 
-# How long an attempt is given before anything is known about steps and responses.
-_FIRST_WINDOW_S = 10.0
-# An attempt's window doubles from attempt to attempt up to this, and beyond it as far as answers are known to
-# take, so that a quorum that is slower than the schedule is reached in the end.
-_WINDOW_MAX_S = 120.0
-_MERGE_RETRY_S = 1.0
 # Attempts that are given up soon when a member lacks steps.
 _QUICK_ATTEMPTS = 3
 # Answers that come later than the next question are still measured; much later ones are of no use for estimates.
@@ -177,7 +172,7 @@ class RoundConductor:
         """A merge could not be done; its round stays closed, and is tried again."""
         for fragment_id, record in self.context.state.closed.items():
             if record.round_id == event.round_id:
-                self._retries[fragment_id] = now_s + _MERGE_RETRY_S
+                self._retries[fragment_id] = now_s + WORK_RETRY_S
         self.context.show("storage", f"a merge could not be done and is tried again: {event.reason}")
 
     def unreadable(self, event: ContributionsUnreadable, now_s: float) -> None:
@@ -256,7 +251,7 @@ class RoundConductor:
         step_s = self.context.membership.step_s()
         policy = self.context.settings.policy
         extra_s = self._extra_s(round_.fragment_id, members)
-        patience_s = policy.bound_steps * step_s if step_s is not None else _FIRST_WINDOW_S
+        patience_s = policy.bound_steps * step_s if step_s is not None else FIRST_WINDOW_S
         window_s = self._window_s(members, extra_s, patience_s, attempt=round_.attempt)
         # Who lacks work is asked again soon; but not for ever before others' answers, which take longer, can be here.
         impatient_s = patience_s * 2.0 ** min(max(0, round_.attempt - _QUICK_ATTEMPTS), 16)
@@ -287,7 +282,7 @@ class RoundConductor:
     ) -> float:
         """How long an attempt is given, after so many others."""
         slowest_s = self._slowest_s(asked, extra_s)
-        window_s = min(_WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2.0 ** min(attempt, 16))
+        window_s = min(WINDOW_MAX_S, max(patience_s, 2 * slowest_s) * 2.0 ** min(attempt, 16))
         return max(window_s, 2 * slowest_s)
 
     def _slowest_s(self, asked: Iterable[LearnerId], extra_s: Mapping[LearnerId, float]) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from wan_diloco.errors import JournalError, StorageError, TransportError
+from wan_diloco.protocol.deadlines import WORK_RETRY_S
 from wan_diloco.protocol.events import SendUpdate, SessionId, SyncerEvent, TransferBroken
 from wan_diloco.syncer.fragments_store import FragmentStore, Hold
 from wan_diloco.syncer.named_sessions import NamedSessions
@@ -19,8 +20,6 @@ from wan_diloco.transport.interface import Session
 
 __all__ = ["Deliveries"]
 
-# Between two tries of what failed for a reason that won't be gone at once.
-_RETRY_S: Final = 1.0
 # Whole values packed for one learner at once: one is being sent while the next is made ready.
 _VALUES_PACKED: Final = 2
 
@@ -110,6 +109,6 @@ class Deliveries:
             await self._retry(effect, unreadable=isinstance(exc, JournalError))
 
     async def _retry(self, effect: SendUpdate, *, unreadable: bool = False) -> None:
-        await asyncio.sleep(_RETRY_S)
+        await asyncio.sleep(WORK_RETRY_S)
         fragment_id = effect.header.fragment_id
         self._emit(TransferBroken(session=effect.session, fragment_id=fragment_id, unreadable=unreadable))

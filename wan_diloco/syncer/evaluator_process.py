@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from wan_diloco.protocol.deadlines import EVALUATOR_LEAVE_S, EVALUATOR_SILENT_S
+
 __all__ = ["Answer", "EvaluatorProcess", "Patience"]
 
 Answer = Mapping[str, Any]
@@ -29,17 +31,16 @@ class Patience:
     """How long and how often the evaluator is waited for.
 
     Attributes:
-        silent_s: Without a word of it, while it has work. It speaks after every batch, so only a machine that is
-            thousands of times slower than ours would be taken for a dead one.
+        silent_s: Without a word of it, while it has work.
         tries: For one snapshot, before it goes without a score.
         pause_s: Between two tries, for what was short to come back.
         leave_s: For a child that has nothing left to do to end.
     """
 
-    silent_s: float = 300.0
+    silent_s: float = EVALUATOR_SILENT_S
     tries: int = 3
     pause_s: float = 2.0
-    leave_s: float = 10.0
+    leave_s: float = EVALUATOR_LEAVE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

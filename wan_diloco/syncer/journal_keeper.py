@@ -17,6 +17,7 @@ from typing import IO, Final, TypeVar
 
 from wan_diloco.errors import JournalError, StorageError
 from wan_diloco.protocol import serial
+from wan_diloco.protocol.deadlines import JOURNAL_RETRY_FIRST_S, JOURNAL_RETRY_MAX_S
 from wan_diloco.protocol.tape import TapeRecord
 from wan_diloco.storage import SEGMENT_BYTES, Journal, JournalRef
 from wan_diloco.syncer.workers import Workers, in_executor
@@ -38,9 +39,6 @@ KIND_CONTRIBUTION: Final = 2
 KIND_PUBLICATION: Final = 3
 KIND_CHUNK: Final = 4
 
-# Short at first, since a rotation may fail once; a full disk is asked every few seconds.
-_RETRY_FIRST_S: Final = 0.2
-_RETRY_MAX_S: Final = 5.0
 _LEFT_MAX: Final = 10_000
 # 2 GiB, in segments: beyond that, sending a broken upload again costs less than all that lies behind its chunks.
 _IDLE_SEGMENTS_MAX: Final = 2 * 2**30 // SEGMENT_BYTES
@@ -393,7 +391,7 @@ class JournalKeeper:
         Raises:
             StorageError: The journal can't say what is durable, or is full while we stop; the process must end.
         """
-        delay_s = _RETRY_FIRST_S
+        delay_s = JOURNAL_RETRY_FIRST_S
         while True:
             try:
                 result = await attempt()
@@ -405,7 +403,7 @@ class JournalKeeper:
                 self._troubled = True
                 self._report(str(exc))
                 await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _RETRY_MAX_S)
+                delay_s = min(2 * delay_s, JOURNAL_RETRY_MAX_S)
             else:
                 if self._troubled:
                     self._troubled = False

@@ -24,11 +24,13 @@ from wan_diloco.config import LiveConfig, RunConfig
 from wan_diloco.errors import EXIT_OK, StateTakenOver, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol import serial
+from wan_diloco.protocol.deadlines import SHIP_LAST_S, SPARE_S, in_words
 from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import ContributionsLost, FragmentPublished, Refragmented, RoundClosed
 from wan_diloco.storage import write_text
 from wan_diloco.syncer.conclusion import conclude, withdraw_interim
+from wan_diloco.syncer.deadlines import deadlines_of
 from wan_diloco.syncer.ending import EndedEarly, Ending, ending_signals
 from wan_diloco.syncer.evaluation import Curve
 from wan_diloco.syncer.evaluator_process import EvaluatorProcess
@@ -63,10 +65,6 @@ __all__ = ["build_service", "run_syncer"]
 _GRACE_S: Final = 2.0
 # Between two looks whether a signal asks a run that has ended not to wait for its store.
 _LOOK_S: Final = 0.5
-# For the last snapshot's way to the store, where merges and the snapshot have left that much of a stop by signal.
-_SHIP_LAST_S: Final = 10.0
-# What a stop takes after that: the store is given back, and all is closed.
-_SPARE_S: Final = 5.0
 _LOG: Final = get_logger("syncer")
 _CONFIG_FILE: Final = "config.json"
 _RETENTION: Final = {
@@ -175,6 +173,7 @@ def _attend(
             input_log=input_log,
             shipper=shipper,
         )
+        _LOG.info("deadlines", **in_words(deadlines_of(config)))
         _LOG.info("journal_retention", detail=_RETENTION[config.syncer.journal_retention])
         # What is there now stays: to look through it for garbage again and again would hold the loop up.
         gc.collect()
@@ -417,7 +416,7 @@ def _ship_last(shipper: Shipper, ending: Ending) -> None:
     while shipper.shipping and ending.received is None:
         is_there = shipper.finish(_LOOK_S)
     if shipper.shipping:
-        is_there = shipper.finish(ending.left_s(_SHIP_LAST_S, spare_s=_SPARE_S))
+        is_there = shipper.finish(ending.left_s(SHIP_LAST_S, spare_s=SPARE_S))
     if not is_there:
         reason = shipper.trouble or "there was no time for it"
         detail = "what the store has isn't the newest state: keep the run's folder"

@@ -16,6 +16,7 @@ from typing import Any, Final, assert_never
 
 from wan_diloco.errors import StateTakenOver, StorageError
 from wan_diloco.protocol import serial
+from wan_diloco.protocol.deadlines import DRAIN_S, LAST_SNAPSHOT_S, LEARNERS_LEAVE_S
 from wan_diloco.protocol.events import (
     AcceptUpload,
     CallsRefused,
@@ -64,12 +65,9 @@ __all__ = ["SyncerService"]
 
 _PROGRESS_EVERY_S: Final = 10.0
 _TICK_S: Final = 1.0
-# How long learners are given to leave after they were told that the run is over.
-_LEAVE_S: Final = 10.0
-# After `stop`, where the run isn't over: for the merges under way, and for the snapshot. What isn't done by then the
-# next process does again, from the tape.
-_DRAIN_S: Final = 6.0
-_LAST_SNAPSHOT_S: Final = 8.0
+_LEAVE_S: Final = LEARNERS_LEAVE_S
+_DRAIN_S: Final = DRAIN_S
+_LAST_SNAPSHOT_S: Final = LAST_SNAPSHOT_S
 
 
 class SyncerService:

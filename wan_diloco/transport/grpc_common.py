@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 
 from wan_diloco.errors import AuthError, DeadlineExceeded, PeerUnavailable, TransportError
+from wan_diloco.protocol.deadlines import CONNECT_S, RECONNECT_MAX_S
 from wan_diloco.transport.options import Keepalive
 from wan_diloco.transport.streams import Metadata
 from wan_diloco.wire.limits import MESSAGE_BYTES_MAX
@@ -32,8 +33,8 @@ _Result = TypeVar("_Result")
 # "-bin": a reason may hold any characters.
 REASON_KEY: Final = "wd-reason-bin"
 _INITIAL_BACKOFF_MS: Final = 200
-_ATTEMPT_MS: Final = 10_000
-_MAX_BACKOFF_MS: Final = 5_000
+_ATTEMPT_MS: Final = round(1000 * CONNECT_S)
+_MAX_BACKOFF_MS: Final = round(1000 * RECONNECT_MAX_S)
 
 
 def channel_options(keepalive: Keepalive) -> list[tuple[str, int]]:

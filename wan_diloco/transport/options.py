@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from wan_diloco.protocol.deadlines import CLOSE_S, CONNECT_S, HELLO_S, KEEPALIVE_ANSWER_S, KEEPALIVE_QUIET_S
 from wan_diloco.protocol.link_plan import TcpLimits, channels_needed
 from wan_diloco.transport.kernel import tcp_limits
 
@@ -28,7 +29,7 @@ class ServerLimits:
     """
 
     sessions_max: int = 256
-    hello_timeout_s: float = 30.0
+    hello_timeout_s: float = HELLO_S
     uploads_max: int = 8
     outbox_max: int = 1_024
     updates_max: int = 65_536
@@ -52,8 +53,8 @@ class ConnectionOptions:
         tcp: What the kernel lets each connection have.
     """
 
-    connect_timeout_s: float = 10.0
-    close_timeout_s: float = 2.0
+    connect_timeout_s: float = CONNECT_S
+    close_timeout_s: float = CLOSE_S
     outbox_max: int = 1_024
     payload_bytes_max: int = 8 * 2**30
     channels: int = 0
@@ -81,5 +82,5 @@ class Keepalive:
         timeout_s: For that sign; several round trips of the slowest link, and what its buffers hold before it.
     """
 
-    time_s: float = 5.0
-    timeout_s: float = 10.0
+    time_s: float = KEEPALIVE_QUIET_S
+    timeout_s: float = KEEPALIVE_ANSWER_S

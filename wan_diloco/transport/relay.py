@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from wan_diloco.errors import TransportError
+from wan_diloco.protocol.deadlines import MEET_S
 from wan_diloco.transport.beside import beside
 from wan_diloco.transport.interface import SyncerHandler
 from wan_diloco.transport.paced_stream import PacedStream
@@ -24,8 +25,6 @@ from wan_diloco.wire.frames import CHUNK_BYTES_DEFAULT
 
 __all__ = ["Relay"]
 
-# Both ends are told at the same time; what is longer is no connection.
-_MEET_S: Final = 30.0
 # Messages that wait here for the joiner's link.
 _AHEAD: Final = 2
 
@@ -122,7 +121,7 @@ class Relay:
         source: ServerStream | None = None
         try:
             try:
-                async with asyncio.timeout(_MEET_S):
+                async with asyncio.timeout(MEET_S):
                     donor, found = await asyncio.shield(meeting.given)
                     source = found
                     await found.write(encode_state_call(_fitted(call, donor, session)))

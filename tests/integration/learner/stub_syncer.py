@@ -73,8 +73,11 @@ def read_config(path: Path) -> RunConfig:
 class StubSyncer:
     """Takes every learner in, lets it train, and keeps what it says."""
 
-    def __init__(self, *, refusal: RefusalReason | None = None) -> None:
+    def __init__(self, *, refusal: RefusalReason | None = None, stalls: bool = False) -> None:
         self.refusal = refusal
+        # Of each upload the first bytes are taken, and no more.
+        self.stalls = stalls
+        self.begun: list[ContributionHeader] = []
         self.said: list[LearnerMessage] = []
         self.uploads: list[tuple[ContributionHeader, Buffers]] = []
         self.sessions: list[Session] = []
@@ -146,6 +149,10 @@ class StubSyncer:
         del session
         return _Sink(self, header)
 
+    def upload_begun(self, header: ContributionHeader) -> None:
+        self.begun.append(header)
+        self._news.set()
+
     def upload_complete(self, session: Session, header: ContributionHeader, payload: Buffers) -> None:
         self.uploads.append((header, payload))
         session.send(
@@ -169,6 +176,12 @@ class _Sink(AssemblingSink):
     def __init__(self, stub: StubSyncer, header: ContributionHeader) -> None:
         super().__init__(header)
         self._stub = stub
+
+    async def put(self, message: bytes) -> None:
+        await super().put(message)
+        if self._stub.stalls:
+            self._stub.upload_begun(self._header)
+            await asyncio.Event().wait()
 
     def complete(self, session: Session, header: ContributionHeader, wire_bytes: int) -> None:
         del wire_bytes
@@ -224,15 +237,20 @@ class LearnerProcess:
     async def exit_code(self) -> int:
         return await self.process.wait()
 
+    async def said(self) -> str:
+        """All that it wrote to stderr, to its end; only of one that was started with a pipe there."""
+        assert self.process.stderr is not None
+        return (await self.process.stderr.read()).decode()
+
 
 @asynccontextmanager
 async def learner(
-    config: Path, run_folder: Path, *options: str, env: Mapping[str, str] | None = None
+    config: Path, run_folder: Path, *options: str, env: Mapping[str, str] | None = None, stderr: int | None = None
 ) -> AsyncIterator[LearnerProcess]:
     """A learner process; it and its uplink are gone afterwards, whatever happened."""
     command = [sys.executable, "-m", "wan_diloco", "learner", str(config), "--region", "east"]
     process = await asyncio.create_subprocess_exec(
-        *command, "--run-folder", str(run_folder), *options, env={**os.environ, **(env or {})}
+        *command, "--run-folder", str(run_folder), *options, env={**os.environ, **(env or {})}, stderr=stderr
     )
     found = LearnerProcess(process)
     try:

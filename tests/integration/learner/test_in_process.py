@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from wan_diloco.learner.replica import Replica
 from wan_diloco.learner.setup import DataShards
 from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.state_area import StateArea
-from wan_diloco.learner.uplink_plan import held_fragments, learner_machine
+from wan_diloco.learner.uplink_plan import held_fragments, learner_machine, retry_rng
 from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
 from wan_diloco.models import build_model, run_layout
@@ -78,16 +77,17 @@ class Learner:
         self.slots = FragmentSlots.private([fragment.numel for fragment in self.layout.fragments], state_bytes)
         self.trainer = LocalTrainer(config, replica, self.layout, self.slots, read_shard=shards.read)
         self.commands: list[Command] = []
+        position = self.trainer.position
         pacer = Pacer()
         self.area = StateArea(self.slots.state, self.slots.release_state)
         self.uplink = UplinkService(
-            machine=learner_machine(config, self.layout, name, self.trainer.position, random.Random(index)),
+            machine=learner_machine(config, self.layout, name, position, retry_rng(config, name, position)),
             connect=lambda: network.connection(LearnerId(name), pacer),
             clock=clock,
             worker=InlineExecutor(),
             rows=InlineExecutor(),
             sink=self,
-            fragments=held_fragments(self.layout, self.trainer.position, self.slots),
+            fragments=held_fragments(self.layout, position, self.slots),
             wire=config.wire,
             rate=UplinkRate(pacer, uplink_bytes_per_s),
             show=lambda _: None,

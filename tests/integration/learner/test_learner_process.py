@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from asyncio.subprocess import PIPE
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 import torch
 
 from tests.integration.learner.stub_syncer import (
@@ -32,6 +34,7 @@ from wan_diloco.learner.slots import FragmentSlots
 from wan_diloco.learner.trainer import checkpoint_folder
 from wan_diloco.models import build_model, run_layout
 from wan_diloco.protocol.messages import (
+    ContributionHeader,
     Hello,
     Pull,
     RefusalReason,
@@ -70,6 +73,12 @@ def update_to(value_N: torch.Tensor, fragment: Fragment) -> tuple[UpdateHeader, 
         merged=(),
     )
     return UpdateHeader(fragment_id=F, resync=0, segments=(segment,)), pack(payload.codes, payload.scales)
+
+
+def pull_of_first() -> Pull:
+    return Pull(
+        round_id=RoundId(1), attempt=1, fragment_id=F, version=Version(Epoch(0), 0), window_s=60.0, upload_s=0.0
+    )
 
 
 async def uplink_is_killed(syncer: StubSyncer, process: LearnerProcess, fragment: Fragment) -> None:
@@ -154,6 +163,31 @@ def test_a_resumed_life_goes_on_from_its_checkpoint_under_torchruns_variables(tm
     assert found[0].local_step >= 5
 
 
+def test_a_learner_that_is_told_to_end_during_an_upload_leaves_at_once_and_goes_on_from_there(tmp_path: Path) -> None:
+    """The upload would never end: who waited for it would be killed without a goodbye."""
+    config, folder = write_config(tmp_path), tmp_path / "run"
+
+    async def scene() -> tuple[ContributionHeader, Hello]:
+        async with serving(folder, stalls=True) as syncer:
+            async with learner(config, folder) as process:
+                await syncer.until(lambda: syncer.steps >= 1)
+                syncer.session.send(pull_of_first())
+                (header,) = await syncer.until(lambda: syncer.begun)
+                process.send_signal(signal.SIGTERM)
+                assert await process.exit_code() == 143
+            await syncer.until(lambda: syncer.live == 0)
+            assert goodbyes(syncer) == ["the learner stops"]
+            assert syncer.uploads == []
+            async with learner(config, folder, "--resume"):
+                (_, resumed) = await syncer.until(lambda: syncer.of(Hello)[1:] and syncer.of(Hello))
+            return header, resumed
+
+    header, resumed = play(scene())
+    found = load_checkpoint(checkpoint_folder(folder, "east"), "stub")
+    assert found is not None
+    assert found[0].local_step == resumed.local_step >= header.step_hi
+
+
 def test_a_life_that_took_no_step_leaves_no_checkpoint(tmp_path: Path) -> None:
     config, folder = write_config(tmp_path), tmp_path / "run"
     lock = folder / "learners" / "east" / "owner.lock"
@@ -183,6 +217,26 @@ def test_a_refusal_is_told_by_the_exit_code(tmp_path: Path) -> None:
     assert play(scene()) == 78
     # It may be the double of a learner that stands, whose checkpoint must stay.
     assert not checkpoint_folder(folder, "east").exists()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_region_of_several_ranks_is_refused_before_anybody_is_waited_for(tmp_path: Path, rank: str) -> None:
+    """With a rank missing, none may take a step; nor may any wait for what never comes."""
+    config, folder = write_config(tmp_path), tmp_path / "run"
+    # Nobody is there: who joined the group would be there for minutes.
+    env = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+    async def scene() -> str:
+        async with serving(folder) as syncer, learner(config, folder, env=env, stderr=PIPE) as process:
+            said = await process.said()
+            assert await process.exit_code() == 78
+            assert (syncer.sessions, syncer.steps) == ([], 0)
+            return said
+
+    said = play(scene())
+    assert "WORLD_SIZE" in said
+    assert "a region trains with one rank, not 2" in said
+    assert not (folder / "learners").exists()
 
 
 def test_an_uplink_does_not_outlive_its_trainer(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The process itself says when the moment has come, and stays in it until it is to
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -13,14 +14,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.sources import REPOSITORY
-from tests.support.syncer import close, open_tiny, tiny_config
+from tests.support.syncer import close, contribution, open_tiny, small_delta, tiny_config
+from tests.support.syncer_scene import learners
 from tests.support.text import write_text_corpus
 from wan_diloco.config import RunConfig
+from wan_diloco.errors import TransportError
+from wan_diloco.transport.grpc_client import grpc_connection
+from wan_diloco.units import FragmentId
+from wan_diloco.wire.frames import pack
 
+FIRST = FragmentId(0)
 WAIT_S = 120.0
 PROGRAM = """
 import errno, os, sys, threading
@@ -30,6 +38,7 @@ from wan_diloco.config import load_config
 from wan_diloco.errors import StorageError
 from wan_diloco.storage import Journal
 from wan_diloco.syncer import main, service
+from wan_diloco.syncer.spool import Spool
 from wan_diloco.syncer.workers import in_executor
 from wan_diloco.telemetry import configure_logging
 
@@ -69,6 +78,13 @@ async def decide(self):
 async def write(self, capture):
     await in_executor(self._parts.workers.files, threading.Event().wait)
 
+right_append = Spool._append
+
+def append(self, pieces):
+    right_append(self, pieces)
+    Spool._append = right_append
+    here()
+
 if where == "opening":
     wrapped("open_state", stay)
 elif where == "building":
@@ -77,6 +93,8 @@ elif where == "concluding":
     wrapped("conclude", until_told)
 elif where == "full":
     Journal.append = disk_is_full
+elif where == "uploading":
+    Spool._append = append
 else:
     service.SyncerService._decide = decide
     service._DRAIN_S = service._LAST_SNAPSHOT_S = 0.2
@@ -91,6 +109,7 @@ class Ended:
     """A syncer that is held at a moment of its life."""
 
     def __init__(self, folder: Path, where: str, *arguments: str) -> None:
+        self.folder = folder
         self.log = folder / "syncer.log"
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
@@ -113,6 +132,14 @@ class Ended:
         self.popen.send_signal(number)
         return self.exit_code()
 
+    def address(self) -> str:
+        """It serves when that is there."""
+        path = self.folder / "address"
+        while not path.exists():
+            assert self.popen.poll() is None, self.log.read_text()
+            threading.Event().wait(0.05)
+        return path.read_text()
+
     def exit_code(self) -> int:
         # What it still prints must not hold it up.
         self.popen.communicate(timeout=WAIT_S)
@@ -120,10 +147,9 @@ class Ended:
 
 
 @contextmanager
-def held_at(folder: Path, where: str, *arguments: str) -> Iterator[Ended]:
+def started(folder: Path, where: str, *arguments: str) -> Iterator[Ended]:
     process = Ended(folder, where, *arguments)
     try:
-        process.moment()
         yield process
     finally:
         if process.popen.poll() is None:
@@ -131,9 +157,16 @@ def held_at(folder: Path, where: str, *arguments: str) -> Iterator[Ended]:
         process.popen.communicate()
 
 
-def _config(folder: Path) -> RunConfig:
+@contextmanager
+def held_at(folder: Path, where: str, *arguments: str) -> Iterator[Ended]:
+    with started(folder, where, *arguments) as process:
+        process.moment()
+        yield process
+
+
+def _config(folder: Path, **tables: dict[str, Any]) -> RunConfig:
     text = write_text_corpus(folder / "text.txt")
-    config = tiny_config(run={"tokens": 64 * 50}, data={"source": f"text:{text}"})
+    config = tiny_config(run={"tokens": 64 * 50}, data={"source": f"text:{text}"}, **tables)
     (folder / "given.json").write_text(config.resolved_json())
     return config
 
@@ -194,6 +227,33 @@ def test_what_never_ends_is_left_to_the_next_start(tmp_path: Path, where: str) -
     close(open_tiny(tmp_path / "state", config, resume=True))
 
 
+def test_a_contribution_of_which_a_part_has_come_is_none(tmp_path: Path) -> None:
+    # So large that it comes in many pieces.
+    config = _config(tmp_path, model={"dim": 256})
+
+    async def story(process: Ended) -> None:
+        address = await asyncio.to_thread(process.address)
+        async with learners(config, lambda _: grpc_connection(address)) as (east, _):
+            east.step()
+            header = contribution(east.maths, "east", FIRST, step_lo=0, step_hi=1, base=east.versions[FIRST])
+            payload = small_delta(east.maths, FIRST, 1)
+            frames = pack(payload.codes, payload.scales, chunk_bytes=2**14)
+            sending = asyncio.ensure_future(east._connection.upload(header, frames, WAIT_S))  # noqa: TID251
+            await asyncio.to_thread(process.moment)
+            assert await asyncio.to_thread(process.end) == 143
+            with pytest.raises(TransportError):
+                await sending
+
+    with started(tmp_path, "uploading") as process:
+        asyncio.run(story(process))
+    summary = _summary(tmp_path)
+    assert (summary["finished"], summary["ledger_balance"]) == (False, 0)
+    restored = open_tiny(tmp_path / "state", config, resume=True)
+    assert restored.state.incarnations == {"east": 1, "west": 1}
+    assert restored.state.pool == [{}, {}]
+    close(restored)
+
+
 def test_a_full_disk_neither_holds_it_up_nor_changes_its_code(tmp_path: Path) -> None:
     config = _config(tmp_path)
     with held_at(tmp_path, "full") as process:
@@ -204,19 +264,11 @@ def test_a_full_disk_neither_holds_it_up_nor_changes_its_code(tmp_path: Path) ->
 
 def test_a_signal_while_it_writes_its_summary_is_no_reason_to_leave_it_out(tmp_path: Path) -> None:
     _config(tmp_path)
-    process = Ended(tmp_path, "concluding")
-    try:
-        # It serves when its address is there, and concludes when it was told to end.
-        while not (tmp_path / "address").exists():
-            assert process.popen.poll() is None, process.log.read_text()
-            threading.Event().wait(0.05)
+    with started(tmp_path, "concluding") as process:
+        process.address()
         process.popen.send_signal(signal.SIGTERM)
         process.moment()
         process.popen.send_signal(signal.SIGTERM)
         process.popen.communicate("go\n", timeout=WAIT_S)
         assert process.popen.returncode == 143
-    finally:
-        if process.popen.poll() is None:
-            process.popen.kill()
-        process.popen.communicate()
     assert _summary(tmp_path)["finished"] is False

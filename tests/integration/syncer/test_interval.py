@@ -27,7 +27,7 @@ CONFIG = tiny_config(syncer={"snapshot_every": "1h", "durability": "interval"})
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(syncer_rounds, "_FIRST_WINDOW_S", 0.2)
+    monkeypatch.setattr(syncer_rounds, "FIRST_WINDOW_S", 0.2)
 
 
 def test_a_restart_begins_a_new_epoch_and_brings_everybody_into_it(tmp_path):

@@ -111,6 +111,8 @@ def test_a_run_from_start_to_report(tmp_path):
             async with learners(config, lambda _: grpc_connection(address)) as group:
                 await _train(address, group, 9)
                 assert await process.exit_code() == 0, process.log.read_text()
+            (limits,) = [line for line in process.log.read_text().splitlines() if " deadlines " in line]
+            assert "lease='1h: sync.membership_lease" in limits
 
     asyncio.run(story())
     summary = json.loads((tmp_path / "summary.json").read_text())

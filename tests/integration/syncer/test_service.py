@@ -34,7 +34,7 @@ from wan_diloco.units import FragmentId, LearnerId
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(journal_keeper, "_RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(journal_keeper, "JOURNAL_RETRY_FIRST_S", 0.01)
 
 
 def _lines(path):

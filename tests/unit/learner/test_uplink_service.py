@@ -16,6 +16,7 @@ from wan_diloco.algorithm.codec import codec_by_name
 from wan_diloco.algorithm.publication import digest
 from wan_diloco.errors import AuthError, PeerUnavailable
 from wan_diloco.learner.ipc import Admitted, InstallValue
+from wan_diloco.protocol.deadlines import reconnects
 from wan_diloco.protocol.events import (
     AllowSteps,
     ExitLearner,
@@ -37,6 +38,8 @@ from wan_diloco.protocol.messages import (
 )
 from wan_diloco.units import GlobalStep, Incarnation, LocalStep, Term
 from wan_diloco.wire.frames import Buffers
+
+RETRY = reconnects(10.0)
 
 
 def test_it_says_hello_and_tells_the_trainer_its_life_and_its_leave(make_config: MakeConfig) -> None:
@@ -192,7 +195,7 @@ def test_after_a_lost_connection_the_same_bytes_go_over_the_next(make_config: Ma
     play(make_config, script, ScriptedConnection(), ScriptedConnection())
 
 
-def test_an_absent_syncer_is_tried_again_with_growing_pauses_of_at_most_ten_seconds(make_config: MakeConfig) -> None:
+def test_an_hour_of_refusals_is_an_attempt_every_few_seconds_and_never_in_step(make_config: MakeConfig) -> None:
     times: list[float] = []
 
     async def script(uplink: Uplink) -> None:
@@ -203,14 +206,18 @@ def test_an_absent_syncer_is_tried_again_with_growing_pauses_of_at_most_ten_seco
             return connect()
 
         uplink.service._connect = noted
-        await asyncio.sleep(120)
+        await asyncio.sleep(3600)
 
-    absent = [ScriptedConnection(refuses=PeerUnavailable("nobody listens")) for _ in range(200)]
+    absent = [ScriptedConnection(refuses=PeerUnavailable("nobody listens")) for _ in range(1600)]
     uplink = play(make_config, script, *absent)
     pauses = np.diff(times)
-    assert 10 < len(times) < 100
-    assert pauses.max() <= 10.0
-    assert pauses[-1] > pauses[0]
+    # Each takes no time at all, so that only the pauses bound how many there are.
+    assert 720 <= len(times) <= 1450
+    assert pauses.max() <= RETRY.max_s
+    assert pauses[0] < 1 < pauses[-1]
+    settled = pauses[-100:]
+    assert settled.min() >= (1 - RETRY.jitter) * RETRY.max_s
+    assert settled.max() - settled.min() > 1, "learners that lost their syncer together would knock together"
     assert all(connection.closed for connection in uplink.used)
 
 

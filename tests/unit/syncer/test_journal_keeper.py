@@ -53,7 +53,7 @@ class Disk:
 
 @pytest.fixture
 def scene(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_keeper, "_RETRY_FIRST_S", 0.0)
+    monkeypatch.setattr(journal_keeper, "JOURNAL_RETRY_FIRST_S", 0.0)
     disk = Disk(Journal.open(tmp_path / "journal"))
     said: list[str] = []
     mirror = TapeMirror(tmp_path / "tape.jsonl")

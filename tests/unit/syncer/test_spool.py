@@ -43,7 +43,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_keeper, "_RETRY_FIRST_S", 0.0)
+    monkeypatch.setattr(journal_keeper, "JOURNAL_RETRY_FIRST_S", 0.0)
     made = Scene(tmp_path)
     yield made
     made.keeper.close()
