@@ -23,7 +23,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup kernels test lint type fmt layers proto proto-check proto-lint unit test-slow test-all demo bench clean
+.PHONY: help setup kernels test lint type fmt layers proto proto-check proto-lint unit test-slow test-lab test-all demo bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,11 @@ unit: kernels ## the quick tests, and the coverage of decisions and maths
 
 test-slow: kernels ## what takes longer than a minute
 	$(PYTEST) -m 'slow and not lab and not gpu'
+
+# Otherwise each of these would be left out with a word that nobody reads.
+test-lab: kernels ## what needs root and network namespaces: links that are really narrow
+	@$(BIN)/python -c 'import sys; from wan_diloco.lab.namespaces import why_not; sys.exit(why_not() or None)'
+	$(PYTEST) -m 'lab and not gpu'
 
 test-all: test test-slow ## both
 

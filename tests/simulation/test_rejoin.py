@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from wan_diloco.protocol.events import LearnerSaid, SendToLearner
+from wan_diloco.protocol.events import LearnerSaid, Record, SendToLearner, ShowReason
 from wan_diloco.protocol.rejoin_messages import Donate, MomentsSource, NoDonor, StateOffered, StateSettled
 from wan_diloco.protocol.status import status_of
+from wan_diloco.protocol.tape import MembershipChanged
 from wan_diloco.simulation.machines import LinkProfile, MachineWorld, Said, WorldSettings
 from wan_diloco.units import LearnerId
 
@@ -22,9 +23,12 @@ class Watched:
         self.world = MachineWorld(WorldSettings(links=(link,) * learners, total_steps=200), seed=3)
         self.world.run(until_s=10.0)
         self.settled: list[StateSettled] = []
+        self.settled_s: list[float] = []
         self.given: list[Donate] = []
         self.offers: list[StateOffered] = []
         self.refused = 0
+        self.silent: list[str] = []
+        self.membership_changes: list[float] = []
         self.on_offer: Callable[[StateOffered], None] = lambda _: None
         self.world.watch = self._saw
 
@@ -32,6 +36,7 @@ class Watched:
         match said:
             case LearnerSaid(message=StateSettled() as message):
                 self.settled.append(message)
+                self.settled_s.append(self.world.now_s)
             case SendToLearner(message=Donate() as message):
                 self.given.append(message)
             case SendToLearner(message=StateOffered() as message):
@@ -39,6 +44,10 @@ class Watched:
                 self.on_offer(message)
             case SendToLearner(message=NoDonor()):
                 self.refused += 1
+            case ShowReason(topic=topic, text=text) if topic.startswith("member:") and text:
+                self.silent.append(text)
+            case Record(record=MembershipChanged()):
+                self.membership_changes.append(self.world.now_s)
             case _:
                 pass
 
@@ -91,8 +100,10 @@ def test_without_any_donor_it_begins_with_none_and_trains() -> None:
 
 
 def test_eight_joiners_share_one_donor_two_at_a_time() -> None:
-    watched = Watched(9, upload_s=0.2)
+    """And the last of them, who wait for longer than a lease, are members all the while."""
+    watched = Watched(9, upload_s=0.3)
     most: Counter[str] = Counter()
+    begun_s = watched.world.now_s
 
     def count(_: StateOffered) -> None:
         most.update(Counter(node.learner_id for node, _ in watched.world.states.gives.values()) - most)
@@ -105,6 +116,9 @@ def test_eight_joiners_share_one_donor_two_at_a_time() -> None:
     assert most
     assert max(most.values()) <= 2
     assert not [topic for topic in watched.world.syncer.context.waiting if topic.startswith("donor")]
+    assert watched.settled_s[-1] - begun_s > watched.world.settings.lease_s
+    assert watched.silent == []
+    assert max(watched.membership_changes) < begun_s + 1.0, "they came, and nobody has gone since"
 
 
 def test_a_syncer_that_crashes_during_a_transfer_is_asked_again() -> None:

@@ -328,14 +328,18 @@ class Learner:
 
 @asynccontextmanager
 async def learners(
-    config: RunConfig, connect: Callable[[LearnerId], Connection], before: Sequence[Learner] = ()
+    config: RunConfig,
+    connect: Callable[[LearnerId], Connection],
+    before: Sequence[Learner] = (),
+    *,
+    names: Sequence[str] = (),
 ) -> AsyncIterator[list[Learner]]:
-    """All configured learners, connected, and free to take steps; the lives of `before` go on."""
+    """All configured learners, or those named, connected, and free to take steps; the lives of `before` go on."""
     maths = maths_of(config)
     store = FragmentStore.fresh(maths.layout, model_tensors(build_model(config)))
     initial = [value.published_N for value in store.values()]
-    names = [LearnerId(region.name) for region in config.regions]
-    group = [Learner(connect(name), config, name, initial) for name in names]
+    chosen = [LearnerId(name) for name in names or [region.name for region in config.regions]]
+    group = [Learner(connect(name), config, name, initial) for name in chosen]
     for learner, earlier in zip(group, before, strict=False):
         learner.go_on(earlier)
     tasks = [asyncio.get_running_loop().create_task(learner.run()) for learner in group]

@@ -342,7 +342,11 @@ def syncer_deadlines(
         Deadline(name="evaluator_leaves", limit_s=EVALUATOR_LEAVE_S, follows="fixed; then it is killed"),
         Deadline(name="end_merges", limit_s=DRAIN_S, follows="fixed, from the signal on"),
         Deadline(name="end_snapshot", limit_s=LAST_SNAPSHOT_S, follows="fixed, after end_merges"),
-        Deadline(name="end_within", limit_s=end.within_s, follows="fixed: schedulers kill 30 s after the signal"),
+        Deadline(
+            name="end_within",
+            limit_s=end.within_s,
+            follows="said by what started it; else less than 30 s, when schedulers kill",
+        ),
     )
 
 

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["deadlines_of"]
 
 
-def deadlines_of(config: RunConfig) -> tuple[Deadline, ...]:
+def deadlines_of(config: RunConfig, end_within_s: float = WITHIN_S) -> tuple[Deadline, ...]:
     """All limits that the syncer of a run goes by, before it has met anybody.
 
     Args:
         config: The run.
+        end_within_s: How long the process may last after a signal to end.
     """
     egress = config.syncer.egress_bytes_per_s
     rates = {
@@ -36,6 +37,6 @@ def deadlines_of(config: RunConfig) -> tuple[Deadline, ...]:
             name: LinkFacts(rate_bytes_per_s=rate, message_bytes=chunk_bytes_for(rate, config.wire.chunk_bytes))
             for name, rate in rates.items()
         },
-        end=EndBudget(within_s=WITHIN_S, renew_s=RENEW_S, watch_s=WATCH_S),
+        end=EndBudget(within_s=end_within_s, renew_s=RENEW_S, watch_s=WATCH_S),
         has_store=bool(config.syncer.store),
     )

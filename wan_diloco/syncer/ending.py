@@ -37,6 +37,7 @@ class Ending:
 
     Attributes:
         received: The signal that asked for it; None before.
+        within_s: How long the process may last after it.
     """
 
     def __init__(self, last_resort: LastResort | None = None, within_s: float = WITHIN_S) -> None:
@@ -48,7 +49,7 @@ class Ending:
         """
         self.received: signal.Signals | None = None
         self._last_resort = last_resort
-        self._within_s = within_s
+        self.within_s = within_s
         self._clock = SystemClock()
         self._received_s = 0.0
         self._tell: Callable[[], None] | None = None
@@ -69,7 +70,7 @@ class Ending:
         """
         if self.received is None:
             return most_s
-        return max(0.0, min(most_s, self._within_s - spare_s - (self._clock.now_s() - self._received_s)))
+        return max(0.0, min(most_s, self.within_s - spare_s - (self._clock.now_s() - self._received_s)))
 
     def serve(self, tell: Callable[[], None]) -> None:
         """From now on, on the loop that runs, whoever serves is told."""

@@ -173,7 +173,7 @@ def _attend(
             input_log=input_log,
             shipper=shipper,
         )
-        _LOG.info("deadlines", **in_words(deadlines_of(config)))
+        _LOG.info("deadlines", **in_words(deadlines_of(config, ending.within_s)))
         _LOG.info("journal_retention", detail=_RETENTION[config.syncer.journal_retention])
         # What is there now stays: to look through it for garbage again and again would hold the loop up.
         gc.collect()

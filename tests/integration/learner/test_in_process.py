@@ -117,9 +117,9 @@ class Learner:
 
 @contextlib.asynccontextmanager
 async def syncer(
-    config: RunConfig, folder: Path, network: MemoryNetwork, clock: ManualClock
+    config: RunConfig, folder: Path, network: MemoryNetwork, clock: ManualClock, *, resume: bool = False
 ) -> AsyncIterator[SyncerService]:
-    restored = open_tiny(folder / "state", config)
+    restored = open_tiny(folder / "state", config, resume=resume)
     with MetricsWriter(folder / METRICS_FILE, clock) as metrics:
         service = build_service(
             config,

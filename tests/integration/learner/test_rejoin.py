@@ -87,8 +87,8 @@ class Watched(Learner):
 @dataclass
 class World:
     config: RunConfig
+    folder: Path
     network: MemoryNetwork
-    service: SyncerService
     clock: ManualClock
     group: asyncio.TaskGroup
     learners: dict[str, Watched] = field(default_factory=dict)
@@ -104,6 +104,25 @@ class World:
             self.group.create_task(learner.train(STEP_S)),
         ]
         return learner
+
+    async def start_syncer(self, *, resume: bool = False) -> None:
+        self._life = contextlib.AsyncExitStack()
+        self.service: SyncerService = await self._life.enter_async_context(
+            syncer(self.config, self.folder, self.network, self.clock, resume=resume)
+        )
+        self._serving = self.group.create_task(self.service.run())
+
+    async def stop_syncer(self) -> None:
+        self.service.stop()
+        await self._serving
+        await self._life.aclose()
+
+    async def crash_syncer(self) -> None:
+        """As SIGKILL does: all calls break, and nothing is written any more."""
+        self.network.stop_listening(in_order=False)
+        self._serving.cancel()
+        await asyncio.wait([self._serving])
+        await self._life.aclose()
 
     def kill(self, name: str) -> None:
         self.network.cut(LearnerId(name))
@@ -130,20 +149,15 @@ async def world(folder: Path, names: tuple[str, ...] = NAMES) -> AsyncIterator[W
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     config = two_regions(folder, names, run={"tokens": 10_000 * 64}, inner={"warmup_steps": 100})
-    async with (
-        MemoryNetwork(link=Link(delay_s=0.02)) as network,
-        syncer(config, folder / "run", network, loop.clock) as service,
-        asyncio.TaskGroup() as group,
-    ):
-        serving = group.create_task(service.run())
-        made = World(config, network, service, loop.clock, group)
+    async with MemoryNetwork(link=Link(delay_s=0.02)) as network, asyncio.TaskGroup() as group:
+        made = World(config, folder / "run", network, loop.clock, group)
+        await made.start_syncer()
         for name in names:
             made.start(name)
         yield made
         for name in made.learners:
             made.kill(name)
-        service.stop()
-        await serving
+        await made.stop_syncer()
 
 
 def play(folder: Path, scene: Callable[[World], Coroutine[Any, Any, None]], names: tuple[str, ...] = NAMES) -> None:
@@ -201,6 +215,35 @@ def test_a_donor_that_is_killed_on_the_way_is_replaced(tmp_path: Path, share: fl
         assert np.array_equal(east.taken, made.learners[other].pinned)
         await made.until(lambda: east.trainer.has_trained)
         assert made.moments("east") == f"peer of {other}"
+
+    play(tmp_path, scene)
+
+
+def test_a_syncer_that_is_killed_on_the_way_is_asked_again_and_nothing_of_a_part_is_used(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        made.kill("east")
+        east = made.start("east")
+        await made.until(lambda: 2 * east.area.received_bytes > east.area.size_bytes)
+        assert east.area.received_bytes < east.area.size_bytes
+        await made.crash_syncer()
+        others = [learner for name, learner in made.learners.items() if name != "east"]
+        steps = [learner.trainer.local_step for learner in others]
+        await asyncio.sleep(2.0)
+        assert all(learner.trainer.local_step > before for learner, before in zip(others, steps, strict=True))
+        await made.start_syncer(resume=True)
+
+        def has_taken() -> bool:
+            if east.taken is None:
+                assert not east.trainer.has_trained
+                assert not np.count_nonzero(east.row()), "nothing of a part is used"
+            return east.taken is not None
+
+        await made.until(has_taken)
+        await made.until(lambda: east.trainer.has_trained)
+        donor = made.learners[made.moments("east").removeprefix("peer of ")]
+        assert np.array_equal(east.taken, donor.pinned)
+        before = made.service.state.participation[LearnerId("east")]
+        await made.until(lambda: made.service.state.participation[LearnerId("east")] > before)
 
     play(tmp_path, scene)
 

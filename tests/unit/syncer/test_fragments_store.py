@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import pytest
 import torch
 
-from tests.support.syncer import close, contribution, maths_of, open_tiny, small_delta, tiny_config
+from tests.support.syncer import BATCH_TOKENS, close, contribution, maths_of, open_tiny, small_delta, tiny_config
 from wan_diloco.algorithm.codec import Payload
+from wan_diloco.algorithm.publication import digest
 from wan_diloco.errors import CheckpointError, JournalError, NonFiniteError, StorageError
 from wan_diloco.models import build_model, model_tensors
-from wan_diloco.protocol.tape import MergeEntry, RunStarted
+from wan_diloco.protocol.state_json import state_from_json
+from wan_diloco.protocol.tape import (
+    ContributionJournalled,
+    FragmentPublished,
+    LearnerAdmitted,
+    MergeEntry,
+    ProgressNoted,
+    RoundClosed,
+    RunStarted,
+    TapeRecord,
+)
 from wan_diloco.storage import load_snapshot, tensor_file
 from wan_diloco.syncer.fragments_store import (
     FragmentStore,
@@ -22,19 +34,31 @@ from wan_diloco.syncer.fragments_store import (
     snapshot_tensors,
 )
 from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
+from wan_diloco.syncer.restore import snapshot_manifest
 from wan_diloco.syncer.snapshots import SnapshotKeeper
 from wan_diloco.syncer.workers import Workers
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, Version
+from wan_diloco.units import (
+    Epoch,
+    FragmentId,
+    GlobalStep,
+    Incarnation,
+    LearnerId,
+    LocalStep,
+    RoundId,
+    ShardId,
+    Version,
+)
 
 FIRST = FragmentId(0)
-V0, V1, V2 = (Version(Epoch(0), count) for count in range(3))
+V0, V1, V2, V3 = (Version(Epoch(0), count) for count in range(4))
+LEARNERS = (LearnerId("east"), LearnerId("west"))
 
 
-def _entries(maths, payloads):
+def _entries(maths, payloads, *, step_lo=0, base=V0):
     return [
         (
             MergeEntry(
-                header=contribution(maths, learner, FIRST, step_lo=0, step_hi=4, base=V0),
+                header=contribution(maths, learner, FIRST, step_lo=step_lo, step_hi=step_lo + 4, base=base),
                 ref="1:20:9",
                 payload_bytes=1,
                 staleness=0,
@@ -168,6 +192,45 @@ def test_tensors_of_a_snapshot_come_back_to_the_same_values():
         assert torch.equal(old.momentum_N, new.momentum_N)
 
 
+def _records_of_a_round(maths, store, to_version) -> list[TapeRecord]:
+    """Merge another round of the first fragment in place, four steps of each learner on: what the tape says of it."""
+    low = 4 * (to_version.count - 1)
+    payloads = [(name, small_delta(maths, FIRST, seed)) for seed, name in enumerate(LEARNERS, to_version.count)]
+    base = Version(to_version.epoch, to_version.count - 1)
+    entries = _entries(maths, payloads, step_lo=low, base=base)
+    merged = maths.merge(FIRST, store.take(FIRST), to_version, GlobalStep(low + 4), entries)
+    store.install(merged)
+    merges = tuple(entry for entry, _ in entries)
+    closed = RoundClosed(
+        round_id=RoundId(to_version.count),
+        attempt=1,
+        fragment_id=FIRST,
+        from_version=base,
+        to_version=to_version,
+        global_step=GlobalStep(low + 4),
+        members=LEARNERS,
+        entries=merges,
+        missing=(),
+        quorum_s=0.0,
+        grace_s=0.0,
+    )
+    published = FragmentPublished(
+        round_id=closed.round_id,
+        fragment_id=FIRST,
+        version=to_version,
+        digest=merged.value.digest,
+        ref=f"1:{20 + to_version.count}:9",
+        codes_bytes=merged.payload.codes.nbytes,
+        scales_bytes=merged.payload.scales.nbytes,
+        update_bytes=9,
+    )
+    journalled = [ContributionJournalled(header=entry.header, ref=entry.ref, payload_bytes=1) for entry in merges]
+    progress = ProgressNoted(
+        positions=tuple((name, Incarnation(1), low + 4, (low + 4) * BATCH_TOKENS) for name in LEARNERS), rejected=()
+    )
+    return [progress, *journalled, closed, published]
+
+
 def test_a_snapshot_that_is_written_slowly_has_nothing_of_a_later_merge_in_it(tmp_path, monkeypatch):
     """Merges go on in place while a slow disk takes the state of an earlier one; another snapshot is skipped."""
     config = tiny_config()
@@ -186,25 +249,50 @@ def test_a_snapshot_that_is_written_slowly_has_nothing_of_a_later_merge_in_it(tm
         keeper = JournalKeeper(restored.journal, workers, TapeMirror(tmp_path / "tape.jsonl"), None, lambda _: None)
         folder = tmp_path / "state" / "snapshots"
         snapshots = SnapshotKeeper(folder, config.agreement(), keeper, workers, sequence=0, floor=1, keep_journal=False)
-        started = RunStarted(present=(), absent=())
-        await keeper.record([started], durable=True)
+
+        async def happens(records: list[TapeRecord]) -> None:
+            for record in records:
+                state.apply(record)
+            await keeper.record(records, durable=True)
+
+        await happens(
+            [
+                RunStarted(present=LEARNERS, absent=()),
+                *(
+                    LearnerAdmitted(
+                        learner_id=name,
+                        incarnation=Incarnation(1),
+                        local_step=LocalStep(0),
+                        tokens=0,
+                        shard=ShardId(shard),
+                    )
+                    for shard, name in enumerate(LEARNERS)
+                ),
+            ]
+        )
+        await happens(_records_of_a_round(maths, store, V1))
+        # As text: it shares nothing with the state, also not by mistake.
+        said = json.dumps(snapshot_manifest(state, config.agreement(), keeper.last_tape))
         capture = snapshots.capture(state, store)
         assert capture is not None
-        manifest = dict(capture.manifest)
         expected = {name: tensor.clone() for name, tensor in snapshot_tensors(store.values()).items()}
         monkeypatch.setattr(tensor_file, "write_all", slow)
         async with asyncio.TaskGroup() as group:
             written = group.create_task(snapshots.write(capture))
             assert await asyncio.to_thread(writing.wait, 10)
-            for version in (V1, V2):
-                store.install(_merge(maths, store, to_version=version, copy=False))
-            await keeper.record([started], durable=True)
+            for version in (V2, V3):
+                await happens(_records_of_a_round(maths, store, version))
             assert snapshots.capture(state, store) is None
             assert snapshots.skipped == 1
             goes_on.set()
         assert written.result() == ""
         loaded = load_snapshot(folder, "state-1")
-        assert loaded.manifest == manifest
+        assert loaded.manifest == json.loads(said)
+        found = state_from_json(loaded.manifest["state"])
+        assert (found.versions[FIRST], found.totals.rounds, set(found.units.values())) == (V1, 1, {4})
+        assert found.digests[FIRST] == digest(loaded.tensors["published.0"])
+        assert found.ledger.totals(found.parameters).balance == 0
+        assert (state.versions[FIRST], state.totals.rounds, set(state.units.values())) == (V3, 3, {12}), "it went on"
         assert loaded.tensors.keys() == expected.keys()
         assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in expected.items())
         now = snapshot_tensors(store.values())

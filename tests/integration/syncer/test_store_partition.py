@@ -1,0 +1,163 @@
+"""A syncer that is cut off from its store and not from its learners: two go on, and the store has one history."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from tests.integration.syncer.test_store import (
+    _assert_same,
+    _bits,
+    _counts,
+    _link,
+    _published,
+    _started,
+    _store,
+    _until_there,
+)
+from tests.support.store import S3Server, manifests, s3_environment
+from tests.support.syncer import close, open_tiny, tiny_config
+from tests.support.syncer_scene import advance, learners, syncer, until
+from wan_diloco.clock import SystemClock
+from wan_diloco.errors import StateTakenOver, StoreError
+from wan_diloco.storage import ObjectStore, object_lock
+from wan_diloco.syncer import shipping, store_link
+from wan_diloco.syncer.main import _cause
+from wan_diloco.syncer.store_link import StoreLink
+from wan_diloco.transport.memory import MemoryNetwork
+
+
+@pytest.fixture
+def s3():
+    with s3_environment():
+        server = S3Server()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    torch.set_num_threads(1)
+    monkeypatch.setattr(store_link, "RENEW_S", 0.05)
+    monkeypatch.setattr(object_lock, "WATCH_S", 0.5)
+    monkeypatch.setattr(object_lock, "_LOOK_S", 0.05)
+    monkeypatch.setattr(shipping, "_RETRY_FIRST_S", 0.05)
+    monkeypatch.setattr(shipping, "_RETRY_MAX_S", 0.2)
+
+
+class Gate(ObjectStore):
+    """A store that one syncer can be cut off from, and what that syncer has changed in it since it last was."""
+
+    shut = False
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.changed: list[str] = []
+
+    def names(self):
+        self._pass()
+        return super().names()
+
+    def get_bytes(self, name):
+        self._pass()
+        return super().get_bytes(name)
+
+    def read_versioned(self, name):
+        self._pass()
+        return super().read_versioned(name)
+
+    def put_file(self, path, name):
+        self._pass()
+        super().put_file(path, name)
+        self.changed.append(name)
+
+    def put_bytes(self, data, name):
+        self._pass()
+        super().put_bytes(data, name)
+        self.changed.append(name)
+
+    def remove(self, name):
+        self._pass()
+        super().remove(name)
+        self.changed.append(name)
+
+    def write_if(self, name, data, expected):
+        self._pass()
+        tag = super().write_if(name, data, expected)
+        if tag is not None:
+            self.changed.append(name)
+        return tag
+
+    def _pass(self):
+        if self.shut:
+            self.changed.clear()
+            raise StoreError("nobody answers")
+
+
+def test_of_two_syncers_that_both_have_learners_the_store_has_one_history(tmp_path, s3):
+    """One is cut off from the store, not from its learners; by its silence another takes over; then all is healed."""
+    config = tiny_config(
+        sync={"quorum": 1}, syncer={"store": s3.new_place(), "store_endpoint": s3.endpoint, "snapshot_every": "50ms"}
+    )
+    store = _store(config)
+    gate = Gate.open(config.syncer.store, config.syncer.store_endpoint)
+    link = StoreLink(gate, SystemClock(), threading.Event().wait, take_over=False)
+
+    async def story():
+        async with MemoryNetwork() as near, syncer(near, config, tmp_path / "one", link=link) as first:
+            async with learners(config, near.connection) as (east, west):
+                await advance([east, west], first, 4)
+                await _until_there(lambda: any(max(_counts(found)) > 0 for found in _published(store)))
+            gate.shut = True
+            # Nothing of it is under way any more.
+            await until(lambda: "renewed" in first.service.status()["reasons"].get("store", ""))
+            async with learners(config, near.connection, [east], names=["east"]) as (east,):
+                before = first.versions
+                await advance([east], first, 6)
+                assert min(first.versions) > min(before), "it goes on for whom it can reach"
+                async with (
+                    MemoryNetwork() as far,
+                    syncer(far, config, tmp_path / "two", resume=True, link=_link(config)) as second,
+                ):
+                    async with learners(config, far.connection, [west], names=["west"]) as (west,):
+                        await _both_go_on(first, second, east, west)
+                        await _until_there(lambda: manifests(store)[0].term == 2)
+                        gate.shut = False
+                        await until(first.task.done)
+                        cause = _cause(first.task.exception())
+                        assert isinstance(cause, StateTakenOver)
+                        assert cause.exit_code == 77
+                        assert gate.changed == []
+                        assert manifests(store)[0].term == 2
+                    before = second.versions
+                    async with learners(config, far.connection, [east, west]) as group:
+                        # A round that is due when they have just been resynced has nothing to merge until the next.
+                        await advance(group, second, 8, settle=False)
+                        await until(lambda: min(second.versions) > max(before) and second.at_rest)
+                        assert {one.incarnation for one in group} == {1}
+                    assert second.service.status()["balance"] == 0
+                    await second.stop()
+                    return _bits(second.restored.store)
+
+    bits = asyncio.run(story())
+    restored = open_tiny(tmp_path / "three" / "state", config, resume=True, link=(again := _link(config)))
+    _assert_same(bits, _bits(restored.store))
+    state = _started(config, restored)
+    assert (state.term, state.ledger.totals(state.parameters).balance) == (3, 0)
+    again.leave()
+    close(restored)
+
+
+async def _both_go_on(first, second, east, west):
+    """Either merges for its own learner, and they are no longer one run."""
+    assert (first.service.state.term, second.service.state.term) == (1, 2)
+    before = [first.versions, second.versions]
+    await advance([east], first, 4)
+    await advance([west], second, 4)
+    assert min(first.versions) > min(before[0])
+    assert min(second.versions) > min(before[1])
+    assert {version.epoch for version in second.service.state.versions} == {1}
+    assert first.service.state.epoch == 0
