@@ -155,8 +155,9 @@ def _joined(open_store: Callable[[], Store], rank: int, world_size: int) -> Iter
     try:
         dist.init_process_group("gloo", store=open_store(), rank=rank, world_size=world_size, timeout=_TIMEOUT)
     except RuntimeError as exc:
-        within_s = _TIMEOUT.total_seconds()
-        raise TransportError(f"the {world_size} processes of the group don't all meet within {within_s:g} s") from exc
+        # What follows in its text is a trace through C++.
+        problem = str(exc).partition("\n")[0]
+        raise TransportError(f"the group of {world_size} doesn't meet: {problem}") from exc
     try:
         yield Region(rank=rank, world_size=world_size)
     finally:

@@ -81,6 +81,7 @@ class StubSyncer:
         self.said: list[LearnerMessage] = []
         self.uploads: list[tuple[ContributionHeader, Buffers]] = []
         self.sessions: list[Session] = []
+        self.ended: list[str] = []
         self.live = 0
         self.next_unit = 0
         self._news = asyncio.Event()
@@ -138,7 +139,8 @@ class StubSyncer:
         self._news.set()
 
     def disconnected(self, session: Session, reason: str) -> None:
-        del session, reason
+        del session
+        self.ended.append(reason)
         self.live -= 1
         self._news.set()
 

@@ -164,7 +164,7 @@ def test_a_resumed_life_goes_on_from_its_checkpoint_under_torchruns_variables(tm
 
 
 def test_a_learner_that_is_told_to_end_during_an_upload_leaves_at_once_and_goes_on_from_there(tmp_path: Path) -> None:
-    """The upload would never end: who waited for it would be killed without a goodbye."""
+    """The upload would never end: who waited for it would be killed."""
     config, folder = write_config(tmp_path), tmp_path / "run"
 
     async def scene() -> tuple[ContributionHeader, Hello]:
@@ -177,6 +177,8 @@ def test_a_learner_that_is_told_to_end_during_an_upload_leaves_at_once_and_goes_
                 assert await process.exit_code() == 143
             await syncer.until(lambda: syncer.live == 0)
             assert goodbyes(syncer) == ["the learner stops"]
+            # It closed its connection itself; that of a process which is killed only breaks.
+            assert syncer.ended == ["goodbye"]
             assert syncer.uploads == []
             async with learner(config, folder, "--resume"):
                 (_, resumed) = await syncer.until(lambda: syncer.of(Hello)[1:] and syncer.of(Hello))
