@@ -102,6 +102,25 @@ def test_a_lost_install_is_sent_again() -> None:
     assert all(node.versions[broken[0].fragment_id].count > 0 for node in world.nodes.values())
 
 
+def test_who_lacks_everything_is_sent_a_little_at_a_time_and_the_oldest_first() -> None:
+    world, witness = begin(WorldSettings(links=(FAST, FAST), num_fragments=8, period_steps=8, total_steps=40))
+    world.run(until_s=20.0)
+    world.kill(world.nodes[M0])
+    node = world.revive(world.nodes[M0])
+    under_way: list[int] = []
+
+    def count(said: Said) -> None:
+        if isinstance(said, SendUpdate) and said.session == node.session:
+            under_way.append(world.syncer.context.downlink.num_sending(M0))
+
+    witness.acts.append(count)
+    world.run(until_s=21.0)
+    assert len(under_way) >= 8, "it began with nothing"
+    assert max(under_way) == world.settings.schedule.uploads_max(world.settings.overlap_steps, 0)
+    assert min(version.count for version in node.versions) > 0
+    ends_well(world)
+
+
 def test_an_install_lost_with_its_connection_comes_after_the_reconnect() -> None:
     world, witness = begin(WorldSettings(links=(FAST, FAST), total_steps=12))
     node = world.nodes[M0]

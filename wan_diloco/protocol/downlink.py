@@ -113,6 +113,21 @@ class Downlink:
             for line, current in zip(lines, state.versions, strict=True)
         )
 
+    def lacking(self, learner_id: LearnerId, state: SyncerState) -> list[FragmentId]:
+        """What a learner lacks and isn't being sent, the most urgent first."""
+        # All work on what must be replaced is refused; after that the oldest, so that a slow one gets each in its turn.
+        lines = self._lines[learner_id]
+        lacks = [
+            (not line.needs_resync, line.has, FragmentId(index))
+            for index, (line, current) in enumerate(zip(lines, state.versions, strict=True))
+            if line.has is not None and line.sending is None and (line.needs_resync or line.has != current)
+        ]
+        return [fragment_id for _, _, fragment_id in sorted(lacks)]
+
+    def num_sending(self, learner_id: LearnerId) -> int:
+        """How many transfers to a learner are under way."""
+        return sum(line.sending is not None for line in self._lines[learner_id])
+
     def next_update(
         self, learner_id: LearnerId, session: SessionId, fragment_id: FragmentId, state: SyncerState, spread_s: float
     ) -> SendUpdate | None:

@@ -31,6 +31,7 @@ class Member:
         reported: Whether a report came on this session: only then is it known what it has installed.
         granted_bytes_per_s: What it was told on this session that it may send; 0 for no cap of the syncer's.
         moments: Where this life's inner moments came from, as it says; empty before it has any.
+        rtt_s: A round trip, as it says; 0 before it has measured one.
     """
 
     learner_id: LearnerId
@@ -48,6 +49,7 @@ class Member:
     learning_rate: float = 0.0
     granted_bytes_per_s: float = 0.0
     moments: str = ""
+    rtt_s: float = 0.0
 
     @property
     def progress(self) -> int:

@@ -29,7 +29,7 @@ from wan_diloco.protocol.tape import (
     SyncerStarted,
     TapeRecord,
 )
-from wan_diloco.units import Epoch, FragmentId, GlobalStep, LearnerId, ShardId, Term
+from wan_diloco.units import Epoch, GlobalStep, LearnerId, ShardId, Term
 
 __all__ = ["SyncerContext", "SyncerSettings"]
 
@@ -155,16 +155,23 @@ class SyncerContext:
             del self.waiting[topic]
         self.effects.append(ShowReason(topic=topic, text=text))
 
-    def send_updates(self, member: Member, only: FragmentId | None = None) -> None:
-        """Send what a learner lacks."""
+    def send_updates(self, member: Member) -> None:
+        """Send what a learner lacks, as much as may be under way: the rest is chosen when its sending starts.
+
+        What lies in a queue grows old. Behind a narrow downlink everything that a learner installed would be too old
+        for its next contribution, and the link would be full all the same.
+        """
         if member.session is None:
             return
-        fragments = range(self.downlink.num_fragments) if only is None else (only,)
-        spread_s = DOWNLINK_SHARE * self.settings.policy.overlap_steps * (self.membership.step_s() or 0.0)
-        for index in fragments:
-            effect = self.downlink.next_update(
-                member.learner_id, member.session, FragmentId(index), self.state, spread_s
-            )
+        step_s, policy = self.membership.step_s() or 0.0, self.settings.policy
+        travelling_steps = round(member.rtt_s / step_s) if step_s else 0
+        at_once = self.settings.schedule.uploads_max(policy.overlap_steps, travelling_steps)
+        free = max(0, at_once - self.downlink.num_sending(member.learner_id))
+        lacking = self.downlink.lacking(member.learner_id, self.state)
+        # Who waits behind shouldn't wait for longer than the link needs.
+        spread_s = DOWNLINK_SHARE * policy.overlap_steps * step_s if len(lacking) <= free else 0.0
+        for fragment_id in lacking[:free]:
+            effect = self.downlink.next_update(member.learner_id, member.session, fragment_id, self.state, spread_s)
             if effect is not None:
                 self.effects.append(effect)
 

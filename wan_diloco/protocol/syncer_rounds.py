@@ -166,7 +166,7 @@ class RoundConductor:
         self.context.record(record, durable=True)
         self.context.show("storage", "")
         for member in self.context.membership.live():
-            self.context.send_updates(member, closed.fragment_id)
+            self.context.send_updates(member)
 
     def merge_failed(self, event: MergeFailed, now_s: float) -> None:
         """A merge could not be done; its round stays closed, and is tried again."""

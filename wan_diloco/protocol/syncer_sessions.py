@@ -204,7 +204,7 @@ class SessionDesk:
         text = f"{learner_id} went from step {said_step} to {report.local_step} at once: it counts from here"
         self.context.show(f"leap:{learner_id}", text if leap else "")
         member.step_time_s = min(report.step_time_s, _STEP_S_MAX)
-        member.loss, member.learning_rate = report.loss, report.learning_rate
+        member.loss, member.learning_rate, member.rtt_s = report.loss, report.learning_rate, report.rtt_s
         if report.echo:
             self.context.echoes[learner_id] = report.echo
         member.reported = True

@@ -23,6 +23,7 @@ from wan_diloco.units import LearnerId, ShardId
 
 STEP_S = 0.5
 LEASE_S = 3.0
+PERIOD_S = 3.0
 
 
 class World:
@@ -65,13 +66,28 @@ class World:
     def merged(self, name: str) -> int:
         return self.service.state.participation[LearnerId(name)]
 
+    def downlink_bytes(self, name: str) -> int:
+        found: dict[str, Any] = self.service.status()["traffic"]  # type: ignore[assignment] # an object
+        return int(found[name]["downlink_bytes"])
+
+    def is_named(self, name: str) -> bool:
+        """Whether a round was closed with work of this learner, fresh or late."""
+        return any(
+            note.learner_id == name
+            for updates in self.service.state.updates
+            for update in updates
+            for note in update.merged
+        )
+
     def learner(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.service.status()
         return next(one for one in found["learners"] if one["learner_id"] == name)
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path, *, spare_shards: int, learners_max: int) -> AsyncIterator[World]:
+async def world(
+    folder: Path, *, spare_shards: int, learners_max: int, **tables: dict[str, Any]
+) -> AsyncIterator[World]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     config = two_regions(
@@ -79,7 +95,8 @@ async def world(folder: Path, *, spare_shards: int, learners_max: int) -> AsyncI
         run={"tokens": 10_000 * 64},
         data={"shards": 2 + spare_shards},
         unlisted={"learners_max": learners_max},
-        sync={"membership_lease": f"{LEASE_S}s"},
+        sync={"membership_lease": f"{LEASE_S}s", **tables.pop("sync", {})},
+        **tables,
     )
     async with (
         MemoryNetwork(link=Link(delay_s=0.02)) as network,
@@ -104,9 +121,10 @@ def play(
     *,
     spare_shards: int = 1,
     learners_max: int = 2,
+    **tables: dict[str, Any],
 ) -> None:
     async def whole() -> None:
-        async with world(folder, spare_shards=spare_shards, learners_max=learners_max) as made:
+        async with world(folder, spare_shards=spare_shards, learners_max=learners_max, **tables) as made:
             await scene(made)
             status = made.service.status()
             assert status["balance"] == 0
@@ -185,6 +203,45 @@ def test_who_was_cut_off_and_lost_its_data_goes_on_as_another_life_of_the_same_p
         assert made.service.state.units[ShardId(2)] > committed
 
     play(tmp_path, scene)
+
+
+def test_a_joiner_whose_downlink_is_under_the_rate_of_the_updates_keeps_near_the_head_and_is_merged(
+    tmp_path: Path,
+) -> None:
+    share = 0.5
+
+    async def scene(made: World) -> None:
+        before, begun_s = made.downlink_bytes("east"), made.clock.now_s()
+        await asyncio.sleep(PERIOD_S * 4)
+        rate = (made.downlink_bytes("east") - before) / (made.clock.now_s() - begun_s)
+        link = Link(delay_s=0.02, downlink_bytes_per_s=share * rate)
+        made.network.set_link(LearnerId("spot-1"), link)
+        joiner = made.start("spot-1")
+        await made.until(lambda: joiner.trainer.local_step > 0)
+        # What was published while it waited for its first values comes once more.
+        await asyncio.sleep(2 * PERIOD_S / share)
+        behind, installed = 0, made.downlink_bytes("spot-1")
+        for _ in range(5):
+            await asyncio.sleep(PERIOD_S)
+            versions = [one.version.count for one in joiner.trainer.position.fragments]
+            heads = [version.count for version in made.service.state.versions]
+            behind = max(behind, *(head - count for head, count in zip(heads, versions, strict=True)))
+        assert made.downlink_bytes("spot-1") - installed < 5 * PERIOD_S * rate, "it can't have had them all"
+        # Each in its turn, every 1/share periods, and as new as it was when its sending began.
+        assert behind <= 2 + 1 / share
+        await made.until(lambda: made.is_named("spot-1"))
+        made.kill("east")
+        made.kill("west")
+        # With one learner there is no quorum: the head stands still.
+        await made.until(lambda: joiner.bases == made.service.state.digests)
+
+    play(
+        tmp_path,
+        scene,
+        spare_shards=1,
+        sync={"fragments": 6, "period_steps": int(PERIOD_S / STEP_S), "quorum": 2},
+        wire={"codec": "f32", "zstd": False},
+    )
 
 
 @pytest.mark.parametrize("learners_max", [0, 1])

@@ -100,6 +100,24 @@ def test_who_has_the_newest_lacks_nothing(downlink: Downlink, state: SyncerState
     assert lacking(downlink, state) is None
 
 
+def test_the_oldest_that_a_learner_has_comes_first_and_what_is_on_its_way_is_not_lacking(
+    downlink: Downlink, state: SyncerState
+) -> None:
+    other = FragmentId(1)
+    state.versions[other] = version(2)
+    assert downlink.lacking(EAST, state) == [], "nothing is known of it"
+    downlink.reported(EAST, report(3, version(1), version(0)))
+    assert downlink.lacking(EAST, state) == [other, FRAGMENT]
+    assert downlink.num_sending(EAST) == 0
+    sent(downlink, state)
+    assert downlink.lacking(EAST, state) == [other]
+    assert downlink.num_sending(EAST) == 1
+    received(downlink, version(2))
+    assert downlink.lacking(EAST, state) == [other]
+    downlink.want_resync(EAST, FRAGMENT)
+    assert downlink.lacking(EAST, state) == [FRAGMENT, other], "what must be replaced is lacking at any version"
+
+
 def test_a_lag_is_made_up_by_a_chain_of_stored_differences(downlink: Downlink, state: SyncerState) -> None:
     downlink.reported(EAST, report(3))
     effect = sent(downlink, state)
