@@ -11,8 +11,8 @@ import xxhash
 from tests.unit.learner.conftest import MakeConfig
 from tests.unit.learner.scripted import STATE_BYTES, ScriptedConnection, Uplink, V, play, welcome
 from wan_diloco.learner.ipc import Command
+from wan_diloco.protocol.deadlines import DONOR_KEEP_S
 from wan_diloco.protocol.events import AllowSteps, BoundaryPassed, InstallMoments, PinState
-from wan_diloco.protocol.learner_donor import _KEEP_S
 from wan_diloco.protocol.messages import Welcome
 from wan_diloco.protocol.rejoin_messages import (
     Donate,
@@ -171,7 +171,7 @@ def test_memory_that_is_let_go_of_is_asked_for_again_only_afterwards(make_config
         uplink.rows.hold()
         await uplink.hear(DonationOver(transfer=T1))
         # Kept for a while, for whoever comes next.
-        await asyncio.sleep(2 * _KEEP_S)
+        await asyncio.sleep(2 * DONOR_KEEP_S)
         await uplink.hear(Donate(transfer=T2, joiner=LearnerId("west"), clock=clock))
         assert of(PinState, uplink.commands) == [PinState(number=1)]
         uplink.rows.let_go()
