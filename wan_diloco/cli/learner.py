@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wan_diloco.cli.folders import Holding, check_learner_folder, what_is_in
+from wan_diloco.cli.loading import loading
 from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, hold_reloads, load
 from wan_diloco.cli.preflight import check_memory
 
@@ -62,9 +63,10 @@ def learner(
     check_learner_folder(run_folder, region, resume=resume)
     check_memory(config, learners=1)
 
-    from wan_diloco.clock import SystemClock
-    from wan_diloco.learner.trainer import run_learner
-    from wan_diloco.telemetry import configure_logging
+    with loading():
+        from wan_diloco.clock import SystemClock
+        from wan_diloco.learner.trainer import run_learner
+        from wan_diloco.telemetry import configure_logging
 
     def again() -> RunConfig:
         return load(files, overrides).config

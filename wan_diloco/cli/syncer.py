@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wan_diloco.cli.folders import Holding, as_begun, check_syncer_folder
+from wan_diloco.cli.loading import loading
 from wan_diloco.cli.options import ConfigFiles, Overrides, RefragmentFlag, RunFolder, hold_reloads, load
 from wan_diloco.cli.preflight import check_memory, check_port
 from wan_diloco.errors import UsageError
@@ -62,9 +63,10 @@ def syncer(
     check_port(config)
     check_memory(config, syncers=1)
 
-    from wan_diloco.clock import SystemClock
-    from wan_diloco.syncer.main import run_syncer
-    from wan_diloco.telemetry import configure_logging
+    with loading():
+        from wan_diloco.clock import SystemClock
+        from wan_diloco.syncer.main import run_syncer
+        from wan_diloco.telemetry import configure_logging
 
     configure_logging(SystemClock(), fields={"run": config.run.name, "process": "syncer"})
     code = run_syncer(

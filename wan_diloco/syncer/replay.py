@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -35,6 +38,7 @@ from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, KIND_TAPE, parse_
 from wan_diloco.syncer.payloads import merge_sources
 from wan_diloco.syncer.plan import maths_for
 from wan_diloco.syncer.refragment import fragments_of, recut
+from wan_diloco.syncer.workers import InlineExecutor
 from wan_diloco.units import FragmentId, RoundId, Version
 
 if TYPE_CHECKING:
@@ -107,8 +111,10 @@ class TapeReplay:
         maths: Of the run.
         state: As it was before the first record.
         store: The values then.
-        differs: Told where other bits come out; what the tape says is then gone on with.
+        differs: Told where other bits come out, in the order of the tape; what the tape says is then gone on with.
         maths_of: The maths of the run, were it cut into a number of fragments.
+        executor: Where merges are done again, those of different fragments beside each other; it takes calls in their
+            order. Until `settle` the values are those of some moment on the way.
 
     Attributes:
         maths: Of the fragments of now.
@@ -123,8 +129,13 @@ class TapeReplay:
         store: FragmentStore,
         differs: Callable[[Difference], None],
         maths_of: Callable[[int], Maths],
+        executor: Executor,
     ) -> None:
         """Apply nothing yet."""
+        self._executor = executor
+        # Merges that aren't done, in the order of the tape; of each fragment, the newest.
+        self._pending: deque[Future[list[Difference]]] = deque()
+        self._newest: dict[FragmentId, Future[list[Difference]]] = {}
         self._journal = journal
         self._maths_of = maths_of
         self.maths = maths
@@ -137,20 +148,42 @@ class TapeReplay:
         """Apply the next record of the tape.
 
         Raises:
-            JournalError: What it refers to can't be read.
+            JournalError: What it, or one before it, refers to can't be read.
             StorageError: The system refused.
             CheckpointError: Cutting the values anew gives others than it gave the first time.
         """
         if isinstance(record, FragmentPublished):
-            self._publish(record, self._state.closed[record.fragment_id])
-            self.rounds[record.fragment_id] = record.round_id
+            fragment_id, closed = record.fragment_id, self._state.closed[record.fragment_id]
+            job = partial(self._publish, record, closed, self._newest.get(fragment_id))
+            self._newest[fragment_id] = self._executor.submit(job)
+            self._pending.append(self._newest[fragment_id])
+            self.rounds[fragment_id] = record.round_id
         elif isinstance(record, Refragmented):
+            self.settle()
             self._recut(record)
         self._state.apply(record)
         if isinstance(record, SyncerStarted):
+            self.settle()
             self._store.rename(self._state.versions)
 
-    def _publish(self, record: FragmentPublished, closed: RoundClosed) -> None:
+    def settle(self) -> None:
+        """Wait until the values are those of the last record.
+
+        Raises:
+            JournalError: What a record refers to can't be read.
+            StorageError: The system refused.
+        """
+        while self._pending:
+            for difference in self._pending.popleft().result():
+                self._differs(difference)
+        self._newest.clear()
+
+    def _publish(
+        self, record: FragmentPublished, closed: RoundClosed, before_it: Future[list[Difference]] | None
+    ) -> list[Difference]:
+        if before_it is not None:
+            # It was given to the executor before this, so that it runs or is done.
+            before_it.result()
         fragment_id = record.fragment_id
         before = self._store.value(fragment_id)
         entries = merge_sources(self._journal, self.maths.sizes(fragment_id), closed.entries)
@@ -159,22 +192,23 @@ class TapeReplay:
         merged = self.maths.merge(fragment_id, given, record.version, closed.global_step, entries)
         stored = self._publication(fragment_id, record.ref)
         published_N = self.maths.published_after(fragment_id, before.published_N, stored)
-        for what, found in (("publication", digest(published_N)), ("merge", merged.value.digest)):
-            if found != record.digest:
-                self._differs(
-                    Difference(
-                        what=what,
-                        where="",
-                        round_id=record.round_id,
-                        fragment_id=fragment_id,
-                        from_version=closed.from_version,
-                        to_version=record.version,
-                        expected=record.digest,
-                        found=found,
-                    )
-                )
+        differences = [
+            Difference(
+                what=what,
+                where="",
+                round_id=record.round_id,
+                fragment_id=fragment_id,
+                from_version=closed.from_version,
+                to_version=record.version,
+                expected=record.digest,
+                found=found,
+            )
+            for what, found in (("publication", digest(published_N)), ("merge", merged.value.digest))
+            if found != record.digest
+        ]
         value = dataclasses.replace(merged.value, digest=record.digest, published_N=published_N)
         self._store.install(MergedFragment(fragment_id=fragment_id, value=value, payload=stored))
+        return differences
 
     def _recut(self, record: Refragmented) -> None:
         after = self._maths_of(record.fragments)
@@ -291,11 +325,12 @@ class _Run:
             places = self._places()
             since, maths, state, store, place = self._begin(places)
             begun = tuple(state.versions)
-            replay = TapeReplay(self._journal, maths, state, store, self._differs, self._maths_of)
+            replay = TapeReplay(self._journal, maths, state, store, self._differs, self._maths_of, InlineExecutor())
             self._compare(since, places, place, replay, store)
             for ref, record in tape_after(self._journal, place, lambda item: self._notes.append(_passed(item))):
                 reached = tuple(state.versions)
                 replay.apply(record)
+                replay.settle()
                 self._compare(since, places, ref, replay, store)
                 if self._difference is not None:
                     # What differs isn't among what is the same.

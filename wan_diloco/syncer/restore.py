@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -53,6 +55,8 @@ _HELP: Final = (
     "Put back a copy of that file, or of the whole folder; where there is none, `wan-diloco export` writes the model "
     "of the newest good snapshot, and another run can begin in another folder"
 )
+# Fragments that are merged again at a time; each takes its own memory.
+_REPLAY_THREADS_MAX: Final = 4
 _NO_TERM: Final = Term(0)
 _FIRST_EPOCH: Final = Epoch(0)
 # Where the tape of a run begins that has no record yet.
@@ -290,24 +294,26 @@ def _take_up(
     def damaged(item: Damage) -> None:
         notes[item.segment, item.start] = _said(item)
 
-    replay = TapeReplay(journal, maths, state, store, differs, cutting.maths_of)
     tape: list[TapeRecord] = []
-    for ref, record in tape_after(journal, last_tape, damaged):
-        replay.apply(record)
-        tape.append(record)
-        last_tape = ref
-        there = record.fragments if isinstance(record, Refragmented) else there
+    with _executor() as executor:
+        replay = TapeReplay(journal, maths, state, store, differs, cutting.maths_of, executor)
+        for ref, record in tape_after(journal, last_tape, damaged):
+            replay.apply(record)
+            tape.append(record)
+            last_tape = ref
+            there = record.fragments if isinstance(record, Refragmented) else there
+        replay.settle()
     cutting.require_allowed(there, folder)
     # Of those that are gone since long only the tape and the state know.
     check_shards(json.loads(dict(agreement)["regions"]), {str(name): shard for name, shard in state.shards.items()})
     if there != cutting.fragments:
         # Last: a start that is refused must change nothing.
-        record = plan_cut(cutting, there, state, store.values(), initial())
-        last_tape = journal.append(KIND_TAPE, serial.dumps(record))
+        cut = plan_cut(cutting, there, state, store.values(), initial())
+        last_tape = journal.append(KIND_TAPE, serial.dumps(cut))
         journal.sync()
-        replay.apply(record)
-        tape.append(record)
-        other.append(_cut(record))
+        replay.apply(cut)
+        tape.append(cut)
+        other.append(_cut(cut))
     return Restored(
         lock=lock,
         journal=journal,
@@ -320,6 +326,16 @@ def _take_up(
         notes=(*other, *notes.values()),
         snapshot=latest.name,
     )
+
+
+@contextlib.contextmanager
+def _executor() -> Iterator[Executor]:
+    """As many threads as there are processors, and no more than help: learners wait for this."""
+    executor = ThreadPoolExecutor(min(_REPLAY_THREADS_MAX, len(os.sched_getaffinity(0))), thread_name_prefix="replay")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _other_notes(latest: LatestSnapshot, journal: Journal) -> list[str]:
