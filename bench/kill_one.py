@@ -35,7 +35,7 @@ from machine import machine
 from rounds import note, show
 
 REGIONS = ("us-east", "us-west", "eu-west", "ap-south")
-STEP_S = 0.5
+STEP_S = 0.6
 WINDOW_S = 10.0
 PATIENCE_S = 180.0
 # Two-sided 95 % of Student's t for so many kills, less one; a number between has that of the next lower: it is wider.
