@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from wan_diloco.storage import Manifest, ObjectStore, manifest_names
+from wan_diloco.storage import Manifest, ObjectStore, manifest_names, object_lock
+from wan_diloco.syncer import shipping, store_link
 
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -61,6 +62,25 @@ def s3_environment() -> Iterator[None]:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         yield
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """A server, and the credentials for it."""
+    with s3_environment():
+        server = S3Server()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def hurry(patch: pytest.MonkeyPatch) -> None:
+    """A store is looked at, and asked again, without the patience that a real one needs."""
+    patch.setattr(store_link, "RENEW_S", 0.05)
+    patch.setattr(object_lock, "_LOOK_S", 0.05)
+    patch.setattr(shipping, "_RETRY_FIRST_S", 0.05)
+    patch.setattr(shipping, "_RETRY_MAX_S", 0.2)
 
 
 def manifests(store: ObjectStore) -> list[Manifest]:

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 
-from tests.support.store import S3Server, damage, manifests, s3_environment, until_there
+from tests.support.store import S3Server, damage, hurry, manifests, s3_environment, s3_server, until_there
 from tests.support.syncer import close, maths_of, open_tiny, tiny_config
 from tests.support.syncer_scene import WAIT_S, advance, learners, scene, syncer, until
 from tests.support.values import bits_by_tensor, bits_of
@@ -17,7 +17,6 @@ from wan_diloco.clock import SystemClock
 from wan_diloco.errors import ConfigError, StateDamaged, StateTakenOver, StorageLocked
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.storage import ObjectStore, object_lock
-from wan_diloco.syncer import shipping, store_link
 from wan_diloco.syncer.main import _cause, _machine_settings
 from wan_diloco.syncer.replay import replay_run
 from wan_diloco.syncer.store_link import open_link
@@ -26,21 +25,16 @@ from wan_diloco.transport.memory import MemoryNetwork
 
 @pytest.fixture(scope="module")
 def s3():
-    with s3_environment():
-        server = S3Server()
+    with s3_server() as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(store_link, "RENEW_S", 0.05)
-    monkeypatch.setattr(object_lock, "_LOOK_S", 0.05)
+    hurry(monkeypatch)
     # One renewal is enough to see that an owner lives.
     monkeypatch.setattr(object_lock, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(shipping, "_RETRY_FIRST_S", 0.05)
-    monkeypatch.setattr(shipping, "_RETRY_MAX_S", 0.2)
 
 
 def _config(s3: S3Server, place: str, **settings):

@@ -9,13 +9,12 @@ import threading
 import pytest
 import torch
 
-from tests.support.store import S3Server, manifests, s3_environment
+from tests.support.store import hurry, manifests, s3_server
 from tests.support.syncer import close, open_tiny, tiny_config
 from tests.support.syncer_scene import WAIT_S, advance, learners, syncer, until
 from wan_diloco.clock import SystemClock
 from wan_diloco.errors import StateTakenOver, StoreError
 from wan_diloco.storage import ObjectStore, object_lock
-from wan_diloco.syncer import shipping, store_link
 from wan_diloco.syncer.main import _cause
 from wan_diloco.syncer.store_link import StoreLink, open_link
 from wan_diloco.transport.memory import MemoryNetwork
@@ -23,20 +22,15 @@ from wan_diloco.transport.memory import MemoryNetwork
 
 @pytest.fixture
 def s3():
-    with s3_environment():
-        server = S3Server()
+    with s3_server() as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(store_link, "RENEW_S", 0.05)
+    hurry(monkeypatch)
     monkeypatch.setattr(object_lock, "WATCH_S", 0.5)
-    monkeypatch.setattr(object_lock, "_LOOK_S", 0.05)
-    monkeypatch.setattr(shipping, "_RETRY_FIRST_S", 0.05)
-    monkeypatch.setattr(shipping, "_RETRY_MAX_S", 0.2)
 
 
 class Gate(ObjectStore):

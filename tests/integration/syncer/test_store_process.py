@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.support.sources import REPOSITORY
-from tests.support.store import S3Server, manifests, s3_environment, until_there
+from tests.support.store import S3Server, manifests, s3_server, until_there
 from tests.support.syncer import tiny_config
 from tests.support.syncer_scene import learners
 from tests.support.text import write_text_corpus
@@ -26,10 +26,8 @@ WAIT_S = 120.0
 
 @pytest.fixture
 def s3():
-    with s3_environment():
-        server = S3Server()
+    with s3_server() as server:
         yield server
-        server.stop()
 
 
 class Process:

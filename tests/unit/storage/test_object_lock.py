@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.support.store import S3Server, s3_environment
+from tests.support.store import s3_server
 from wan_diloco.clock import ManualClock
 from wan_diloco.errors import ConfigError, StateTakenOver, StorageLocked, StoreError
 from wan_diloco.storage import LOCK_NAME, WATCH_S, LockNote, ObjectLock, ObjectStore
@@ -14,10 +14,8 @@ from wan_diloco.storage import LOCK_NAME, WATCH_S, LockNote, ObjectLock, ObjectS
 
 @pytest.fixture(scope="module")
 def s3():
-    with s3_environment():
-        server = S3Server()
+    with s3_server() as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture

@@ -7,17 +7,15 @@ import os
 
 import pytest
 
-from tests.support.store import S3Server, s3_environment
+from tests.support.store import S3Server, s3_environment, s3_server
 from wan_diloco.errors import ConfigError, StorageError, StoreError
 from wan_diloco.storage import ObjectStore
 
 
 @pytest.fixture(scope="module")
 def s3():
-    with s3_environment():
-        server = S3Server()
+    with s3_server() as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture(params=["s3", "file", "memory"])
