@@ -83,7 +83,7 @@ class ClientConnection:
             PeerUnavailable: Nobody answers; trying again later makes sense.
             AuthError: The peer refuses us, or we it; trying again doesn't.
         """
-        if self._control is not None:
+        if self._control is not None or self._closing:
             raise AssertionError("a connection is used once")
         self._control = self._dialer.control(self._outgoing())
         try:
@@ -121,7 +121,7 @@ class ClientConnection:
         Raises:
             TransportError: The connection is lost, or was closed by either end.
         """
-        control = _opened(self._control)
+        control = self._opened(self._control)
         while not self._closing:
             yield await self._next_message(control)
         # Whoever closes is still waiting for what is queued to leave: the call must not be cancelled here.
@@ -133,7 +133,7 @@ class ClientConnection:
         Raises:
             TransportError: The connection is lost, or was closed by either end.
         """
-        incoming = self._reader.updates(_opened(self._download))
+        incoming = self._reader.updates(self._opened(self._download))
         try:
             while True:
                 with self._lifetime.bound():
@@ -176,7 +176,7 @@ class ClientConnection:
         Raises:
             TransportError: The stream broke.
         """
-        _opened(self._control)
+        self._opened(self._control)
         sender = UploadSender(header, frames, self._lanes(frames), self._pacer, self._counters)
         with self._lifetime.bound():
             return await sender.send(spread_s, unasked=unasked)
@@ -191,7 +191,7 @@ class ClientConnection:
         Raises:
             TransportError: It isn't wanted any more, or the stream broke.
         """
-        _opened(self._control)
+        self._opened(self._control)
         stream = self._dialer.call(Method.GIVE, self._credentials)
         try:
             with self._lifetime.bound():
@@ -209,7 +209,7 @@ class ClientConnection:
         Raises:
             TransportError: It broke before its end; what came is in the sink.
         """
-        _opened(self._control)
+        self._opened(self._control)
         stream = self._dialer.call(Method.TAKE, self._credentials)
         call = StateCall(
             transfer=transfer,
@@ -319,8 +319,10 @@ class ClientConnection:
             if stream is not None:
                 stream.cancel()
 
-
-def _opened(stream: ClientStream | None) -> ClientStream:
-    if stream is None:
-        raise AssertionError("connect first")
-    return stream
+    def _opened(self, stream: ClientStream | None) -> ClientStream:
+        if stream is None:
+            if self._closing:
+                # What was under way when we left finds this out now, and isn't wrong for that.
+                raise TransportError("closed")
+            raise AssertionError("connect first")
+        return stream

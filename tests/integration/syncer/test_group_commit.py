@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import threading
@@ -43,16 +44,23 @@ def test_while_one_flush_lasts_the_contributions_of_all_others_gather_for_the_ne
     async def story():
         async with scene(config, tmp_path, workers=Workers.threads(1)) as (made, group):
             monkeypatch.setattr(os, "fdatasync", counted)
+            asked = asyncio.Barrier(LEARNERS)
+
+            async def together(contribute, *args, **kwargs):
+                # Whoever is asked while a record waits for the disk is asked only after it.
+                if await asked.wait() == 0:
+                    goes_on.clear()
+                await contribute(*args, **kwargs)
+
             for learner in group:
-                learner.step(3)
-            # The round is open and everybody asked; nobody has been acknowledged, the disk stands still.
-            goes_on.clear()
+                monkeypatch.setattr(learner, "contribute", functools.partial(together, learner.contribute))
+                learner.step(4)
             stored = made.service._parts.keeper
-            for learner in group:
-                learner.step()
-            await until(lambda: len(stored._unrecorded) >= LEARNERS - 1)
-            before, begun = _acknowledged(group), flushes
-            goes_on.set()
+            try:
+                await until(lambda: len(stored._unrecorded) >= LEARNERS - 1)
+                before, begun = _acknowledged(group), flushes
+            finally:
+                goes_on.set()
             await until(lambda: _acknowledged(group) >= LEARNERS)
             return _acknowledged(group) - before, flushes - begun
 

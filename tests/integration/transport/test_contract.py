@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 
+import numpy as np
 import pytest
 
 from tests.support.transport import (
@@ -28,7 +29,7 @@ from wan_diloco.protocol.messages import (
     SyncerMessage,
 )
 from wan_diloco.transport.interface import Connection
-from wan_diloco.units import GlobalStep
+from wan_diloco.units import GlobalStep, TransferId
 from wan_diloco.wire.frames import Buffers, pack
 
 
@@ -226,6 +227,24 @@ def test_everything_of_a_session_ends_with_it(run: Runner) -> None:
 async def ends(work: Awaitable[object]) -> None:
     with pytest.raises(TransportError):
         await work
+
+
+def test_what_begins_after_leaving_ends_as_what_was_under_way_does(run: Runner) -> None:
+    async def scenario(world: World) -> None:
+        handler = RecordingHandler()
+        server = await world.start(handler)
+        connection, _ = await connected(world, handler)
+        await within(connection.close())
+        buffers = random_buffers(1_000, 106)
+        frames = pack(buffers.codes, buffers.scales)
+        await within(ends(connection.upload(contribution(1_000, 106), frames, 0.0)))
+        await within(ends(connection.give_state(TransferId(1), np.zeros(8, np.uint8))))
+        await within(ends(anext(connection.messages())))
+        await within(ends(anext(connection.updates())))
+        connection.send(hello())
+        await within(server.stop(1.0))
+
+    run(scenario)
 
 
 def test_stopping_says_so_and_ends_every_session(run: Runner) -> None:
