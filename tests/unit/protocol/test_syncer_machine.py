@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.desk import Desk, E, W, answer, messages, only, pulled, records
-from tests.support.protocol import EAST, WEST, contribution, fresh_state, hello, report, syncer_settings, version
+from tests.support.protocol import EAST, WEST, fresh_state, report, syncer_settings, version
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import (
     CloseSession,
-    EndRun,
-    LearnerDisconnected,
     MergeFailed,
     Record,
     RefuseUpload,
@@ -32,21 +30,15 @@ from wan_diloco.protocol.messages import (
     Declined,
     DeclineReason,
     Goodbye,
-    Pace,
     Pull,
     RefusalReason,
-    Refused,
-    ResyncRequest,
     Start,
-    Stop,
-    UpdateReceived,
     Welcome,
 )
-from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.protocol.status import participation, status_of
 from wan_diloco.protocol.syncer_machine import SyncerMachine
-from wan_diloco.protocol.tape import ContributionDiscarded, RoundClosed, RunEnded, RunStarted
-from wan_diloco.units import Epoch, FragmentId, LearnerId, LocalStep, RoundId, ShardId
+from wan_diloco.protocol.tape import ContributionDiscarded, RoundClosed, RunStarted
+from wan_diloco.units import LocalStep, ShardId
 
 
 @pytest.fixture
@@ -102,116 +94,6 @@ def test_a_restart_does_not_wait_again(desk: Desk) -> None:
     welcome = only(Welcome, messages(later.joins(E, EAST, incarnation=1)))
     assert isinstance(welcome, Welcome)
     assert (welcome.started, welcome.term, welcome.incarnation) == (True, 2, 1)
-
-
-# ---- sessions ------------------------------------------------------------------------------------
-
-
-def test_a_refused_learner_is_told_why_and_counted(desk: Desk) -> None:
-    effects = desk.says(SessionId(9), hello(LearnerId("south")))
-    refused = only(Refused, messages(effects))
-    assert isinstance(refused, Refused)
-    assert refused.reason is RefusalReason.UNKNOWN_LEARNER
-    assert only(CloseSession, effects) == CloseSession(session=SessionId(9), reason=f"refused: {refused.detail}")
-    assert status_of(desk.machine, 0.0).rejected == {"unknown_learner": 1}
-
-
-def test_the_higher_incarnation_stands_and_the_lower_is_refused(desk: Desk) -> None:
-    twin = SessionId(3)
-    effects = desk.joins(twin, EAST)
-    assert CloseSession(session=E, reason="a newer session of the same learner") in effects
-    desk.tell(LearnerDisconnected(session=E, reason="closed"))
-    refused = only(Refused, messages(desk.says(SessionId(4), hello(EAST, incarnation=1))))
-    assert isinstance(refused, Refused)
-    assert refused.reason is RefusalReason.FENCED
-    assert desk.machine.context.membership.reachable(EAST, desk.machine.state.incarnations[EAST])
-
-
-def test_words_without_a_standing_session_close_it(desk: Desk) -> None:
-    assert desk.says(SessionId(9), report(1)) == [CloseSession(session=SessionId(9), reason="no standing session")]
-
-
-def test_a_second_hello_closes_the_session(desk: Desk) -> None:
-    assert CloseSession(session=E, reason="a second Hello") in desk.says(E, hello(EAST))
-
-
-def test_a_hello_that_comes_again_after_its_session_was_ended_begins_no_life(desk: Desk) -> None:
-    desk.joins(SessionId(3), EAST)
-    lives = dict(desk.machine.state.incarnations)
-    assert desk.says(E, hello(EAST)) == []
-    assert desk.machine.state.incarnations == lives
-    desk.tell(LearnerDisconnected(session=E, reason="closed"))
-    assert not desk.machine.context.closing
-    assert desk.machine.context.membership.reachable(EAST, lives[EAST])
-
-
-def test_who_asks_for_a_life_again_gets_the_one_it_was_given(desk: Desk) -> None:
-    """The Hello of a connection that was given up may come after that of the next, when both were held up."""
-    first = only(Welcome, messages(desk.says(SessionId(3), hello(EAST, life_id="a process"))))
-    again = only(Welcome, messages(desk.says(SessionId(4), hello(EAST, life_id="a process"))))
-    assert isinstance(first, Welcome)
-    assert isinstance(again, Welcome)
-    assert first.incarnation == again.incarnation
-    known = only(Welcome, messages(desk.says(SessionId(5), hello(EAST, incarnation=first.incarnation))))
-    assert isinstance(known, Welcome), "the life that somebody lives isn't fenced out"
-
-
-@pytest.mark.parametrize("life_id", ["", "another process"])
-def test_another_process_gets_another_life(desk: Desk, life_id: str) -> None:
-    desk.says(SessionId(3), hello(EAST, life_id="a process"))
-    before = desk.machine.state.incarnations[EAST]
-    desk.says(SessionId(4), hello(EAST, life_id=life_id))
-    desk.says(SessionId(5), hello(EAST, life_id="a process"))
-    assert desk.machine.state.incarnations[EAST] == before + 2
-
-
-def test_a_syncer_that_was_restarted_knows_who_lives_which_life(desk: Desk) -> None:
-    desk.says(SessionId(3), hello(EAST, life_id="a process"))
-    state = state_from_json(state_to_json(desk.machine.state))
-    assert state.life_ids[EAST] == "a process"
-
-
-def test_goodbye_ends_membership_at_once(desk: Desk) -> None:
-    assert CloseSession(session=E, reason="goodbye") in desk.says(E, Goodbye(reason="enough"))
-    assert [member.learner_id for member in desk.machine.context.membership.live()] == [WEST]
-
-
-def test_what_is_offered_after_goodbye_does_not_bring_a_learner_back(desk: Desk) -> None:
-    desk.says(E, Goodbye(reason="enough"))
-    header = contribution(EAST)
-    assert desk.tell(UploadOffered(session=E, header=header)) == [RefuseUpload(session=E, header=header)]
-    assert [member.learner_id for member in desk.machine.context.membership.live()] == [WEST]
-    desk.tell(LearnerDisconnected(session=E, reason="closed"))
-    assert not desk.machine.context.closing
-
-
-def test_silence_is_shown_and_forgiven(desk: Desk) -> None:
-    desk.says(W, report(0), after_s=9.0)
-    gone = ShowReason(topic="member:east", text="nothing was heard of east for a whole lease: rounds go on without it")
-    assert gone in desk.tell(TimerFired(), after_s=1.0)
-    assert ShowReason(topic="member:east", text="") in desk.says(E, report(0), after_s=1.0)
-
-
-def test_news_from_before_a_reconnect_is_no_news(desk: Desk) -> None:
-    desk.says(E, report(3))
-    desk.says(E, report(1))
-    assert desk.machine.context.membership.members[EAST].local_step == 3
-
-
-def test_the_pace_is_told_when_it_changes(desk: Desk) -> None:
-    assert [message for message in messages(desk.says(E, report(1))) if isinstance(message, Pace)]
-    assert not [message for message in messages(desk.says(W, report(1))) if isinstance(message, Pace)]
-
-
-def test_fragments_that_do_not_exist_are_ignored(desk: Desk) -> None:
-    nowhere = FragmentId(7)
-    desk.says(E, UpdateReceived(fragment_id=nowhere, version=version(0), resync=0))
-    desk.says(E, ResyncRequest(fragment_id=nowhere, reason=RefusalReason.DIGEST))
-    desk.says(E, Declined(round_id=RoundId(0), attempt=1, fragment_id=nowhere, reason=DeclineReason.BUSY))
-    strange = report(1, version(0), version(0), version(0))
-    desk.says(E, strange)
-    assert desk.machine.state.ledger.balance(FragmentId(0)).steps == 0
-    assert status_of(desk.machine, 0.0).rejected == {}
 
 
 # ---- contributions and rounds --------------------------------------------------------------------
@@ -430,140 +312,3 @@ def test_a_loss_is_each_learners_own_whoever_else_is_there(desk: Desk) -> None:
 def test_participation_is_a_ratio_and_nothing_before_the_first_round() -> None:
     assert participation(0, 0) == 0
     assert participation(3, 4) == 0.75
-
-
-# ---- the end -------------------------------------------------------------------------------------
-
-
-def test_the_run_ends_when_the_last_round_is_done_and_everybody_hears_of_it() -> None:
-    desk = Desk(syncer_settings(total_steps=2))
-    desk.joins(E, EAST)
-    desk.joins(W, WEST)
-    pull = pulled(desk)
-    desk.stores(E, answer(pull))
-    desk.stores(W, answer(pull, WEST))
-    desk.now_s += 11.0
-    desk.says(E, report(3))  # west's lease is over now, its session isn't
-    effects = desk.merges(pull.round_id)
-    assert only(RunEnded, records(effects))
-    assert only(EndRun, effects)
-    assert [message for message in messages(effects, E) if isinstance(message, Stop)]
-    assert [message for message in messages(effects, W) if isinstance(message, Stop)]
-    assert desk.machine.deadline_s() is None
-    late = messages(desk.says(SessionId(8), hello(WEST, incarnation=1)))
-    assert isinstance(only(Stop, late), Stop)
-    again = Desk(syncer_settings(total_steps=2), desk.machine.state)
-    assert only(EndRun, again.effects), "a restart of an ended run ends at once"
-    assert not [record for record in records(again.effects) if isinstance(record, RunEnded)]
-
-
-def test_the_step_ends_at_the_last_and_what_the_last_rounds_wait_for_is_shown() -> None:
-    desk = Desk(syncer_settings(total_steps=2))
-    desk.joins(E, EAST)
-    desk.joins(W, WEST)
-    effects = desk.says(E, report(5))
-    shown = ShowReason(topic="end", text="all 2 steps are done: learners hold while the last rounds finish")
-    assert shown in effects
-    assert status_of(desk.machine, desk.now_s).global_step == 2
-    assert only(Pace, messages(effects, E)).global_step == 2
-    pull = only(Pull, messages(effects, E))
-    desk.stores(E, answer(pull, step_hi=5))
-    desk.says(
-        W, Declined(round_id=pull.round_id, attempt=1, fragment_id=pull.fragment_id, reason=DeclineReason.ZERO_STEPS)
-    )
-    assert ShowReason(topic="end", text="") in desk.merges(pull.round_id)
-
-
-@pytest.mark.parametrize("quorum", [1, 2])
-def test_a_run_ends_although_nobodys_loss_is_finite(quorum: int) -> None:
-    desk = Desk(syncer_settings(total_steps=2, quorum=quorum))
-    desk.joins(E, EAST)
-    desk.joins(W, WEST)
-    desk.says(W, report(2))
-    desk.says(E, report(2))
-    pull = only(Pull, messages(desk.effects, E))
-
-    def declined(reason: DeclineReason) -> Declined:
-        return Declined(round_id=pull.round_id, attempt=pull.attempt, fragment_id=pull.fragment_id, reason=reason)
-
-    effects = desk.says(E, declined(DeclineReason.NO_TOKENS))
-    assert desk.machine.context.waiting["finite:east"].startswith("east: its loss or gradients are not finite")
-    if quorum == 1:
-        assert not [effect for effect in effects if isinstance(effect, EndRun)], "west may still have something"
-        desk.says(W, declined(DeclineReason.BUSY))
-        effects = desk.says(W, declined(DeclineReason.NO_TOKENS))
-    reason = "the last step is reached; its last rounds lack learners whose loss is finite"
-    assert only(EndRun, effects) == EndRun(reason=reason)
-    assert isinstance(only(RunEnded, records(effects)), RunEnded)
-    assert status_of(desk.machine, desk.now_s).balance == 0
-
-
-def asked_again_after_nobody_had_tokens(quorum: int) -> tuple[Desk, Pull]:
-    """Both had losses that weren't finite when they were asked first; the last step isn't reached yet."""
-    desk = Desk(syncer_settings(total_steps=3, quorum=quorum))
-    desk.joins(E, EAST)
-    desk.joins(W, WEST)
-    pull = pulled(desk)
-    for session in (E, W):
-        words = {"round_id": pull.round_id, "attempt": 1, "fragment_id": pull.fragment_id}
-        desk.says(session, Declined(reason=DeclineReason.NO_TOKENS, **words))
-    desk.tell(TimerFired(), after_s=9.0)
-    again = next(message for message in reversed(messages(desk.effects, E)) if isinstance(message, Pull))
-    assert again.attempt == 2
-    return desk, again
-
-
-def test_a_round_with_its_quorum_lacks_nobody_whose_loss_is_not_finite() -> None:
-    desk, again = asked_again_after_nobody_had_tokens(quorum=1)
-    desk.stores(E, answer(again))
-    assert not any(isinstance(effect, StartMerge) for effect in desk.effects), "it is in grace"
-    effects = desk.says(E, report(3))
-    assert not [effect for effect in effects if isinstance(effect, EndRun)]
-    desk.stores(W, answer(again, WEST))
-    merge = only(StartMerge, desk.effects)
-    assert isinstance(merge, StartMerge)
-    assert only(EndRun, desk.merges(merge.round_id)) == EndRun(reason="the last step is reached")
-
-
-def test_whose_contribution_is_on_its_way_has_something_to_give() -> None:
-    desk, again = asked_again_after_nobody_had_tokens(quorum=2)
-    desk.stores(E, answer(again))
-    late = answer(again, WEST)
-    desk.tell(UploadOffered(session=W, header=late))
-    for session in (E, W):
-        desk.says(session, report(3))
-    assert not [effect for effect in desk.effects if isinstance(effect, EndRun)]
-    desk.tell(UploadStored(session=W, header=late, ref="r", payload_bytes=516))
-    merge = only(StartMerge, desk.effects)
-    assert isinstance(merge, StartMerge)
-    assert only(EndRun, desk.merges(merge.round_id)) == EndRun(reason="the last step is reached")
-
-
-def test_whose_loss_is_finite_again_is_no_longer_shown() -> None:
-    desk = Desk(syncer_settings(total_steps=20))
-    desk.joins(E, EAST)
-    desk.joins(W, WEST)
-    desk.says(E, report(2))
-    pull = only(Pull, messages(desk.effects, E))
-    desk.says(
-        E, Declined(round_id=pull.round_id, attempt=1, fragment_id=pull.fragment_id, reason=DeclineReason.NO_TOKENS)
-    )
-    assert "finite:east" in desk.machine.context.waiting
-    desk.stores(E, answer(pull, step_hi=3))
-    assert "finite:east" not in desk.machine.context.waiting
-
-
-def test_an_epoch_is_kept_across_a_start() -> None:
-    state = fresh_state()
-    state.epoch = Epoch(3)
-    assert Desk(state=state).machine.state.epoch == 3
-
-
-def test_who_wakes_after_its_lease_only_to_go_is_asked_for_nothing() -> None:
-    desk = Desk()
-    desk.joins(E, EAST)
-    desk.joins(W, WEST)
-    pulled(desk)
-    desk.tell(TimerFired(), after_s=60.0)
-    said = messages(desk.says(W, Goodbye(reason="enough")))
-    assert not any(isinstance(message, Pull) for message in said)
