@@ -37,9 +37,6 @@ def desk() -> Desk:
     return desk
 
 
-# ---- the end -------------------------------------------------------------------------------------
-
-
 def test_the_run_ends_when_the_last_round_is_done_and_everybody_hears_of_it() -> None:
     desk = Desk(syncer_settings(total_steps=2))
     desk.joins(E, EAST)

@@ -40,9 +40,6 @@ def desk() -> Desk:
     return desk
 
 
-# ---- sessions ------------------------------------------------------------------------------------
-
-
 def test_a_refused_learner_is_told_why_and_counted(desk: Desk) -> None:
     effects = desk.says(SessionId(9), hello(LearnerId("south")))
     refused = only(Refused, messages(effects))
