@@ -29,6 +29,13 @@ def test_a_world_holds_whatever_befalls_it(first: int) -> None:
     assert campaign.crashed >= _A_TEST // 2
 
 
+@pytest.mark.parametrize(
+    ("seed", "what"), [(1072, "a joiner that got its moments while it had no session took its steps in silence")]
+)
+def test_a_world_that_once_found_something_holds(seed: int, what: str) -> None:
+    assert played(seed, 1).violations == {}, what
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_great_many_worlds_show_nearly_all_that_the_machines_can_do() -> None:

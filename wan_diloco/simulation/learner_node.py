@@ -174,7 +174,7 @@ class LearnerNode:
         self._announced: set[ContributionHeader] = set()
         self._wanted: set[FragmentId] = set()
         self._pin = 0
-        # Whether it has said what its moments are; none of its steps may come before.
+        # Whether it has decided what its moments are; none of its steps may come before.
         self._settled = False
         self._moments_of: InstallMoments | None = None
         self._allowed: LocalStep | None = LocalStep(0)
@@ -328,6 +328,7 @@ class LearnerNode:
                     self._moments_of = effect
                 case ReleaseState():
                     self.pinned = ""
+                    self._settled = True  # who lost its session meanwhile says so in the next one
                 case SetPace():
                     self._lease = effect.lease or self._lease
                 case LimitUplink() | SetRoundTrip() | ShowReason():
