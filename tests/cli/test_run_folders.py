@@ -14,7 +14,6 @@ from tests.support.syncer import close, open_tiny, tiny_config
 from tests.support.text import write_text_corpus
 from wan_diloco.cli.folders import (
     Holding,
-    as_begun,
     check_baseline_folder,
     check_folder,
     check_learner_folder,
@@ -150,17 +149,16 @@ def test_a_region_that_is_gone_since_long_keeps_its_shard(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     begun = of_regions("a", "b", "c")
     taken_up(folder, begun, 1)
-    without = as_begun(of_regions("a", "b"), folder)
-    check_folder(without, folder, resume=True)
+    without, _ = check_folder(of_regions("a", "b"), folder, resume=True)
     taken_up(folder, without, 2)
 
-    late = as_begun(of_regions("a", "b", "d"), folder)
-    check_folder(late, folder, resume=True)
+    late, _ = check_folder(of_regions("a", "b", "d"), folder, resume=True)
     assert late.shards == {"a": 0, "b": 1, "d": 3}
     with pytest.raises(ConfigError, match="is 2, which is c's for good"):
         check_folder(of_regions("a", "b", "d", shards={"d": 2}), folder, resume=True)
     close(open_tiny(folder / "state", late, resume=True))
-    assert as_begun(of_regions("c", "a"), folder).shards == {"c": 2, "a": 0}
+    back, _ = check_folder(of_regions("c", "a"), folder, resume=True)
+    assert back.shards == {"c": 2, "a": 0}
 
 
 def test_what_a_refused_start_was_given_is_not_what_the_run_has(tmp_path: Path) -> None:

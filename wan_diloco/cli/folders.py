@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Holding",
-    "as_begun",
     "check_baseline_folder",
     "check_folder",
     "check_learner_folder",
@@ -41,9 +40,6 @@ class Holding(Enum):
     RUN = auto()
     FINISHED_RUN = auto()
     BASELINE = auto()
-
-
-_RUNS: Final = frozenset({Holding.RUN, Holding.FINISHED_RUN})
 
 
 def what_is_in(folder: Path) -> Holding:
@@ -74,20 +70,9 @@ def _has_result(summary_path: Path) -> bool:
     return bool(summary.get("finished", True)) and summary.get("validation_nats_per_byte") is not None
 
 
-def as_begun(config: RunConfig, run_folder: Path) -> RunConfig:
-    """A configuration to go on with: shards that it doesn't give are those that the run in the folder gave its regions.
-
-    Raises:
-        ConfigError: No shard is left for a region that is new; or what the run was begun with can't be read.
-    """
-    from wan_diloco.config import keep_shards
-
-    if what_is_in(run_folder) not in _RUNS or (before := _last_accepted(run_folder)) is None:
-        return config
-    return keep_shards(config, _shards_had(run_folder, before), before.num_shards)
-
-
-def check_folder(config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False) -> Holding:
+def check_folder(
+    config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False
+) -> tuple[RunConfig, Holding]:
     """See that a run can begin, or go on, in a folder.
 
     Args:
@@ -97,22 +82,25 @@ def check_folder(config: RunConfig, run_folder: Path, *, resume: bool, refragmen
         refragment: Whether it may be cut into another number of fragments then.
 
     Returns:
-        What is in it.
+        The configuration to go on with, and what is in the folder: as of `check_syncer_folder`.
 
     Raises:
         ConfigError: It can't be written; or it holds a run, and `resume` is false; or it holds none, or one with
-            other settings, and `resume` is true; or it holds a baseline.
+            other settings, and `resume` is true; or no shard is left for a region that is new; or it holds a
+            baseline.
     """
-    holding = check_syncer_folder(config, run_folder, resume=resume, refragment=refragment)
+    config, holding = check_syncer_folder(config, run_folder, resume=resume, refragment=refragment)
     # What isn't on this machine may be in the store.
     if resume and holding is Holding.NOTHING and not config.syncer.store:
         raise ConfigError(
             "there is no run in this folder to go on with", where=str(run_folder), hint="begin one without --resume"
         )
-    return holding
+    return config, holding
 
 
-def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False) -> Holding:
+def check_syncer_folder(
+    config: RunConfig, run_folder: Path, *, resume: bool, refragment: bool = False
+) -> tuple[RunConfig, Holding]:
     """See that a syncer can begin a run in a folder, or take one up.
 
     Args:
@@ -123,16 +111,17 @@ def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool, re
         refragment: Whether it may be cut into another number of fragments then.
 
     Returns:
-        What is in it.
+        The configuration to go on with, in which shards that the given one leaves open are those that the run gave
+        its regions; and what is in the folder.
 
     Raises:
-        ConfigError: It can't be written; or it holds a run, and `resume` is false, or one with other settings; or it
-            holds a baseline.
+        ConfigError: It can't be written; or it holds a run, and `resume` is false, or one with other settings; or no
+            shard is left for a region that is new; or it holds a baseline.
     """
     _check_writable(run_folder)
     holding = _refuse_baseline(run_folder)
     if holding is Holding.NOTHING:
-        return holding
+        return config, holding
     if not resume:
         finished = holding is Holding.FINISHED_RUN
         raise ConfigError(
@@ -140,9 +129,7 @@ def check_syncer_folder(config: RunConfig, run_folder: Path, *, resume: bool, re
             where=str(run_folder),
             hint="give another --run-folder" if finished else "give --resume to go on with it, or another --run-folder",
         )
-    if (before := _last_accepted(run_folder)) is not None:
-        _check_same(config, before, run_folder, refragment=refragment)
-    return holding
+    return _as_begun(config, run_folder, refragment=refragment), holding
 
 
 def check_learner_folder(run_folder: Path, region: str, *, resume: bool) -> None:
@@ -251,8 +238,14 @@ def _shards_had(run_folder: Path, before: RunConfig) -> dict[str, int]:
     return had
 
 
-def _check_same(config: RunConfig, before: RunConfig, run_folder: Path, *, refragment: bool) -> None:
-    from wan_diloco.config import check_shards, require_resumable
+def _as_begun(config: RunConfig, run_folder: Path, *, refragment: bool) -> RunConfig:
+    """The configuration to go on with, when it may; what the run has is read once, since a syncer's start waits."""
+    from wan_diloco.config import check_shards, keep_shards, require_resumable
 
+    if (before := _last_accepted(run_folder)) is None:
+        return config
+    had = _shards_had(run_folder, before)
+    config = keep_shards(config, had, before.num_shards)
     require_resumable(config.agreement(), dict(before.agreement()), refragment=refragment, folder=str(run_folder))
-    check_shards(config.shards, _shards_had(run_folder, before))
+    check_shards(config.shards, had)
+    return config

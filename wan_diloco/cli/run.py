@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from wan_diloco.cli.folders import Holding, as_begun, check_baseline_folder, check_folder, what_is_in
+from wan_diloco.cli.folders import Holding, check_baseline_folder, check_folder, what_is_in
 from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, RefragmentFlag, folder_path, load
 from wan_diloco.cli.preflight import check_data, check_memory, check_port, check_regions
 from wan_diloco.cli.words import resume_command
@@ -75,9 +75,8 @@ def run(
         return
 
     folder = run_folder or config.run.folder_path
-    if resume:
-        config = as_begun(config, folder)
-    if check_folder(config, folder, resume=resume, refragment=refragment) is Holding.FINISHED_RUN:
+    config, holding = check_folder(config, folder, resume=resume, refragment=refragment)
+    if holding is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {folder} is finished; this is its result", err=True)
         _print_result(folder, as_json=as_json)
         return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wan_diloco.cli.folders import Holding, as_begun, check_syncer_folder
+from wan_diloco.cli.folders import Holding, check_syncer_folder
 from wan_diloco.cli.loading import loading
 from wan_diloco.cli.options import ConfigFiles, Overrides, RefragmentFlag, RunFolder, hold_reloads, load
 from wan_diloco.cli.preflight import check_memory, check_port
@@ -56,8 +56,8 @@ def syncer(
     def given() -> RunConfig:
         return load(files, overrides).config
 
-    config = as_begun(given(), run_folder) if resume else given()
-    if check_syncer_folder(config, run_folder, resume=resume, refragment=refragment) is Holding.FINISHED_RUN:
+    config, holding = check_syncer_folder(given(), run_folder, resume=resume, refragment=refragment)
+    if holding is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {run_folder} is finished", err=True)
         return
     check_port(config)
