@@ -66,6 +66,7 @@ class Slot:
         pull, pulled_s: The newest pull that waits for its turn.
         asked: The pull for which a snapshot was requested.
         upload: What is being sent; kept over lost connections until it is acknowledged or refused.
+        started_s, again: When its sending began last, and whether it had begun before.
         sent_step: Local step at which the last upload began.
     """
 
@@ -77,6 +78,7 @@ class Slot:
     asked: Pull | None = None
     upload: ContributionHeader | None = None
     started_s: float = 0.0
+    again: bool = False
     retry_s: float | None = None
     failures: int = 0
     sent_step: int = 0

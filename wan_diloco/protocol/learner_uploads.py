@@ -39,7 +39,7 @@ class UploadDesk:
         """A session began: what an earlier one left unfinished goes on where the syncer says."""
         for slot in self.context.slots:
             if slot.upload is not None:
-                self._start_upload(slot, slot.upload, 0.0, now_s)
+                self._start_upload(slot, slot.upload, 0.0, now_s, again=True)
 
     def pulled(self, pull: Pull, now_s: float) -> None:
         """The syncer asks for a fragment."""
@@ -63,7 +63,7 @@ class UploadDesk:
         """Ask for snapshots while places are free; offer again what nothing was heard of."""
         for slot in self.context.slots:
             if slot.upload is not None and slot.retry_s is not None and now_s >= slot.retry_s:
-                self._start_upload(slot, slot.upload, 0.0, now_s)
+                self._start_upload(slot, slot.upload, 0.0, now_s, again=True)
         if not self.context.link.welcomed:
             return
         under_way = sum(slot.is_busy for slot in self.context.slots)
@@ -135,8 +135,7 @@ class UploadDesk:
             codes_bytes=sizes.codes_bytes,
             scales_bytes=sizes.scales_bytes,
         )
-        slot.started_s = now_s
-        self._start_upload(slot, slot.upload, pull.upload_s, now_s)
+        self._start_upload(slot, slot.upload, pull.upload_s, now_s, again=False)
 
     def _show_barren(self, text: str) -> None:
         """Say that training gives nothing any more, and when it does again: once each."""
@@ -144,8 +143,11 @@ class UploadDesk:
             self._barren = bool(text)
             self.context.effects.append(ShowReason(topic="finite", text=text))
 
-    def _start_upload(self, slot: Slot, header: ContributionHeader, spread_s: float, now_s: float) -> None:
+    def _start_upload(
+        self, slot: Slot, header: ContributionHeader, spread_s: float, now_s: float, *, again: bool
+    ) -> None:
         """Send, and send again if neither an acknowledgement nor a broken stream is heard of."""
+        slot.started_s, slot.again = now_s, again
         slot.retry_s = now_s + max(RESEND_MIN_S, spread_s + _RESEND_FACTOR * (self._upload_s or 0.0))
         self.context.effects.append(StartUpload(header=header, spread_s=spread_s))
 
@@ -160,8 +162,10 @@ class UploadDesk:
         if acknowledged_s is not None:
             took_s = acknowledged_s - slot.started_s
             # Up at once and down slowly: the first deltas of a run are small and travel alone, and what is taken for
-            # quicker than it is comes too late, period after period.
-            self._upload_s = max(took_s, smooth(self._upload_s, took_s))
+            # quicker than it is comes too late, period after period. What was begun again took that long at least; for
+            # how long the syncer was away, or an acknowledgement lost, says nothing of the link.
+            usual_s = self._upload_s or 0.0 if slot.again else smooth(self._upload_s, took_s)
+            self._upload_s = max(took_s, usual_s)
         slot.upload, slot.retry_s, slot.failures = None, None, 0
         self.context.effects.append(DropUpload(header=header))
 

@@ -39,11 +39,12 @@ class OpenRound:
         opened_s: When the round opened.
         asked_s: When the current attempt asked its members.
         patience_s: After which an attempt without a quorum is given up, if all that is missing is work: a
-            learner had no steps to give.
+            learner had no steps to give, or none that were any use.
         window_s: After which it is given up in any case.
         asked: Members of the current attempt.
         declined: Those of them that answered without a contribution.
         declined_before: The same of the attempt before; what a member said there is believed until it answers again.
+        refused: Those of them whose contributions were refused: what they give instead needs another question.
         attempts: When each of the last attempts asked, and how much later each member's grant makes its answer. A round
             may stay open for days, attempt after attempt.
         unmeasured: (learner, attempt) whose answers say nothing of the learner: they stood in its own queue, or the
@@ -62,6 +63,7 @@ class OpenRound:
     asked: dict[LearnerId, Incarnation] = field(default_factory=dict)
     declined: dict[LearnerId, DeclineReason] = field(default_factory=dict)
     declined_before: dict[LearnerId, DeclineReason] = field(default_factory=dict)
+    refused: set[LearnerId] = field(default_factory=set)
     attempts: dict[int, tuple[float, dict[LearnerId, float]]] = field(default_factory=dict)
     unmeasured: set[tuple[LearnerId, int]] = field(default_factory=set)
     quorate_s: float | None = None
@@ -77,7 +79,7 @@ class OpenRound:
     ) -> None:
         """Begin a new attempt with these members."""
         self.attempt += 1
-        self.asked, self.declined_before, self.declined = dict(members), self.declined, {}
+        self.asked, self.declined_before, self.declined, self.refused = dict(members), self.declined, {}, set()
         self.asked_s, self.patience_s, self.window_s = now_s, patience_s, window_s
         self.attempts[self.attempt] = (now_s, extra_s)
         oldest = self.attempt - REMEMBERED_ATTEMPTS
@@ -95,9 +97,20 @@ class OpenRound:
         self.declined[learner_id] = reason
         self.unmeasured.add((learner_id, self.attempt))
 
+    def refuse(self, header: ContributionHeader) -> None:
+        """A contribution was refused. If it was an answer to the current attempt, nothing more comes for that."""
+        key = header.key
+        if (header.round_id, header.attempt, self.asked.get(key.learner_id)) == (
+            self.round_id,
+            self.attempt,
+            key.incarnation,
+        ):
+            self.refused.add(key.learner_id)
+
     def contributes(self, learner_id: LearnerId) -> None:
         """A learner's contribution is here or on its way: what it lacked before it lacks no more."""
         self.declined_before.pop(learner_id, None)
+        self.refused.discard(learner_id)
 
     @property
     def extra_s(self) -> dict[LearnerId, float]:
@@ -108,7 +121,7 @@ class OpenRound:
     def gives_up_s(self) -> float:
         """When the current attempt is given up unless it reaches its quorum before."""
         lacks_work = not _WORKLESS.isdisjoint(self.declined.values())
-        return self.asked_s + (self.patience_s if lacks_work else self.window_s)
+        return self.asked_s + (self.patience_s if lacks_work or self.refused else self.window_s)
 
     def is_barren(self, quorum: int) -> bool:
         """Whether there would be a quorum, if the losses of enough members were finite."""
@@ -183,6 +196,7 @@ def missing(round_: OpenRound, entries: tuple[MergeEntry, ...], reachable: Reach
         if learner_id in fresh:
             continue
         silent = "late" if reachable(learner_id, incarnation) else "away"
+        silent = "refused" if learner_id in round_.refused else silent
         reason = round_.declined.get(learner_id, silent)
         result.append(Missing(learner_id=learner_id, reason=str(reason)))
     return tuple(result)

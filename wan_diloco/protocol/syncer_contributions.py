@@ -116,6 +116,7 @@ class ContributionDesk:
 
     def _refuse(self, header: ContributionHeader, refusal: Refusal) -> None:
         key = header.key
+        self.conductor.refused(header)
         self.context.state.rejected_once(refusal.reason)
         if key.fragment_id < len(self.context.state.versions):
             self.context.state.ledger.refused(key)

@@ -104,8 +104,9 @@ class RoundConductor:
             # A new question would make the answers to this one old, and who is slow would never be in time; so it
             # is asked only when none is on its way. Who is busy has put the question in its queue.
             round_.due_step = due_step
-            awaited = self._awaited(round_, self._candidates(round_))
-            if round_.quorate_s is None and not awaited and DeclineReason.BUSY not in round_.declined.values():
+            found = self._candidates(round_)
+            busy = {learner for learner, reason in round_.declined.items() if reason is DeclineReason.BUSY}
+            if round_.quorate_s is None and not self._awaited(round_, found) and busy <= found.fresh:
                 self._ask(round_, now_s)
 
     def ask_again(self) -> None:
@@ -145,6 +146,12 @@ class RoundConductor:
         round_ = self.open.get(header.key.fragment_id)
         if round_ is not None and round_.round_id == header.round_id:
             round_.contributes(header.key.learner_id)
+
+    def refused(self, header: ContributionHeader) -> None:
+        """A contribution is no use."""
+        round_ = self.open.get(header.key.fragment_id)
+        if round_ is not None:
+            round_.refuse(header)
 
     def merged(self, event: MergeFinished) -> None:
         """A merge is done: the new version exists, and everybody is sent it.
@@ -341,12 +348,13 @@ class RoundConductor:
         return candidates(round_, pool, state.versions[fragment_id], self.context.membership.reachable)
 
     def _awaited(self, round_: OpenRound, found: Candidates) -> frozenset[LearnerId]:
-        """Members that were asked, can be reached, and have neither contributed nor declined."""
+        """Members that were asked, can be reached, and have not answered."""
         return frozenset(
             learner
             for learner, incarnation in round_.asked.items()
             if learner not in found.fresh
             and learner not in round_.declined
+            and learner not in round_.refused
             and self.context.membership.reachable(learner, incarnation)
         )
 

@@ -18,12 +18,14 @@ from wan_diloco.protocol.events import (
     SessionId,
     SyncerEffect,
     SyncerEvent,
+    UploadFailed,
     UploadOffered,
     UploadStored,
 )
 from wan_diloco.protocol.messages import (
     Acknowledged,
     ContributionHeader,
+    ContributionRefused,
     Declined,
     Goodbye,
     Hello,
@@ -49,6 +51,7 @@ _TINY_S = 1e-6
 class _Attempt:
     asked_s: float
     lives: dict[LearnerId, int] = field(default_factory=dict)
+    # Who answered without a contribution, or with one that was refused.
     declined: set[LearnerId] = field(default_factory=set)
 
 
@@ -84,6 +87,8 @@ class Talk:
         self._measured: set[tuple[LearnerId, int]] = set()
         self._meant: dict[RoundId, tuple[FragmentId, Term]] = {}
         self._attempts: dict[tuple[RoundId, int], _Attempt] = {}
+        # The contribution that is being judged.
+        self._judged: ContributionHeader | None = None
 
     def restarted(self, now_s: float) -> None:
         """The syncer is another process: all sessions are gone; whoever was there has a lease to come back."""
@@ -109,6 +114,7 @@ class Talk:
 
     def heard(self, event: SyncerEvent, now_s: float) -> None:
         """The machine is told something."""
+        self._judged = event.header if isinstance(event, UploadOffered | UploadStored | UploadFailed) else None
         match event:
             case LearnerDisconnected():
                 life = self._lives.pop(event.session, None)
@@ -172,6 +178,8 @@ class Talk:
                     self._donations.asked(effect.session, self._lives[effect.session], donate)
                 case SendToLearner(message=DonationOver() as over):
                     self._donations.over(effect.session, over.transfer)
+                case SendToLearner(message=ContributionRefused()):
+                    self._refused()
                 case AcceptUpload(header=header):
                     must(effect.session not in self._ended, f"an upload is taken on session {effect.session}, ended")
                     own = self._lives.get(effect.session) == _life_of(header)
@@ -180,6 +188,13 @@ class Talk:
                     self._ended.add(effect.session)
                 case _:
                     pass
+
+    def _refused(self) -> None:
+        """What was judged is no use: its sender is asked again, and not waited for."""
+        header = self._judged
+        attempt = None if header is None else self._attempts.get((header.round_id, header.attempt))
+        if header is not None and attempt is not None:
+            attempt.declined.add(header.key.learner_id)
 
     def said(self, effect: SendToLearner) -> None:
         """Something is said, and all before it is done."""

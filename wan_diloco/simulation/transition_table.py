@@ -144,7 +144,7 @@ CLOSES = (
     "its data lease has ended",
 )
 # Why a member isn't fresh in a round, besides that it declined.
-MISSING = ("late", "away")
+MISSING = ("late", "away", "refused")
 RESTARTS = (
     "rounds closed and not published",
     "rounds due and not closed",

@@ -147,6 +147,42 @@ def test_an_upload_that_nothing_is_heard_of_is_offered_again(uplink: Uplink) -> 
     assert of(StartUpload, effects) == [StartUpload(header=header, spread_s=0.0)]
 
 
+def busy(uplink: Uplink) -> bool:
+    """Whether a fragment that has to wait for a place is expected to be too late, on a link that has one place."""
+    uplink.uploads(attempt=2)
+    return any(isinstance(message, Declined) for message in said(uplink.hears(pull(F1))))
+
+
+@pytest.mark.parametrize("how", ["no session", "no acknowledgement", "a broken stream"])
+def test_for_how_long_nothing_was_heard_says_nothing_of_how_long_an_upload_takes(how: str) -> None:
+    uplink = Uplink(overlap_steps=1)
+    uplink.machine.start()
+    uplink.joins()
+    header = uplink.uploads()
+    if how == "no session":
+        uplink.tell(ConnectionLost(reason="reset", refused=False))
+        uplink.now_s += 100.0
+        assert of(StartUpload, uplink.joins())
+    else:
+        if how == "a broken stream":
+            uplink.tell(UploadBroken(header=header))
+        assert of(StartUpload, uplink.tell(TimerFired(), after_s=100.0))
+    uplink.hears(Acknowledged(fragment_id=F0, step_lo=LocalStep(0), step_hi=LocalStep(1)), after_s=0.1)
+    assert not busy(uplink)
+    again = uplink.tell(TimerFired(), after_s=11.0)
+    assert of(StartUpload, again), "if nothing is heard of it, it is offered again as soon as ever"
+
+
+def test_an_upload_that_was_begun_again_and_took_long_since_is_believed() -> None:
+    uplink = Uplink(overlap_steps=1)
+    uplink.machine.start()
+    uplink.joins()
+    header = uplink.uploads()
+    assert of(StartUpload, uplink.tell(TimerFired(), after_s=10.0))
+    uplink.hears(Acknowledged(fragment_id=F0, step_lo=header.key.step_lo, step_hi=header.step_hi), after_s=9.0)
+    assert busy(uplink)
+
+
 def test_a_refused_contribution_is_forgotten_and_shown(uplink: Uplink) -> None:
     header = uplink.uploads()
     effects = uplink.hears(

@@ -10,6 +10,7 @@ from tests.support.desk import Desk, E, W, answer, messages, only, pulled, recor
 from tests.support.protocol import EAST, WEST, fresh_state, report, syncer_settings, version
 from wan_diloco.errors import LocalProtocolError
 from wan_diloco.protocol.events import (
+    AcceptUpload,
     CloseSession,
     MergeFailed,
     Record,
@@ -26,6 +27,7 @@ from wan_diloco.protocol.events import (
 )
 from wan_diloco.protocol.messages import (
     Acknowledged,
+    ContributionHeader,
     ContributionRefused,
     Declined,
     DeclineReason,
@@ -262,6 +264,61 @@ def test_everybody_declining_leaves_a_round_open_until_it_is_asked_again(desk: D
     assert desk.machine.deadline_s() == 4.0, "who lacks only work is asked again after one window"
     effects = desk.tell(TimerFired(), after_s=4.0)
     assert [message.attempt for message in messages(effects, E) if isinstance(message, Pull)] == [2]
+
+
+def asked_twice() -> tuple[Desk, Pull]:
+    """A round in its second attempt, whose window is longer than patience with who lacks work."""
+    desk = Desk(syncer_settings(quorum=2))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    pulled(desk)
+    again = only(Pull, messages(desk.tell(TimerFired(), after_s=4.0), E))
+    assert isinstance(again, Pull)
+    assert (again.attempt, gives_up_s(desk, again)) == (2, 12.0)
+    return desk, again
+
+
+def gives_up_s(desk: Desk, pull: Pull) -> float:
+    return desk.machine.conductor.open[pull.fragment_id].gives_up_s
+
+
+def refused(desk: Desk, header: ContributionHeader) -> None:
+    assert AcceptUpload(session=E, header=header) in desk.tell(UploadOffered(session=E, header=header))
+    desk.tell(UploadFailed(session=E, header=header, reason=RefusalReason.NON_FINITE, detail="nan"))
+
+
+def test_whose_answer_was_refused_is_asked_again_as_soon_as_who_lacks_work() -> None:
+    desk, pull = asked_twice()
+    desk.stores(W, answer(pull, WEST))
+    assert gives_up_s(desk, pull) == 12.0, "east is awaited"
+    refused(desk, answer(pull))
+    assert gives_up_s(desk, pull) == 8.0
+    assert only(Pull, messages(desk.tell(TimerFired(), after_s=4.0), E)).attempt == 3  # type: ignore[attr-defined]
+
+
+def test_a_refused_answer_to_an_earlier_question_says_nothing_of_the_next() -> None:
+    desk, pull = asked_twice()
+    refused(desk, replace(answer(pull), attempt=1))
+    assert gives_up_s(desk, pull) == 12.0
+    desk.stores(W, answer(pull, WEST))
+    assert only(RoundClosed, records(desk.stores(E, answer(pull))))
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_who_was_busy_holds_a_question_up_until_it_has_answered(*, has_answered: bool) -> None:
+    desk, pull = asked_twice()
+    for session in (E, W):
+        reason = DeclineReason.BUSY if session == W else DeclineReason.ZERO_STEPS
+        desk.says(
+            session,
+            Declined(round_id=pull.round_id, attempt=pull.attempt, fragment_id=pull.fragment_id, reason=reason),
+        )
+    if has_answered:
+        desk.stores(W, answer(pull, WEST))
+    effects = [effect for session in (E, W) for effect in desk.says(session, report(6))]
+    asked = [message for message in messages(effects, E) if isinstance(message, Pull)]
+    again = [message.attempt for message in asked if message.fragment_id == pull.fragment_id]
+    assert again == [3] * has_answered, "the fragment is due again at step 6"
 
 
 def test_a_decline_of_an_older_attempt_is_ignored(desk: Desk) -> None:
