@@ -13,7 +13,7 @@ from itertools import zip_longest
 from wan_diloco.protocol.messages import PROTOCOL_VERSION, Hello, RefusalReason, Refused
 from wan_diloco.units import Incarnation, LearnerId, Term, is_region_name
 
-__all__ = ["Standing", "Terms", "differing_setting", "examine", "is_taken_over"]
+__all__ = ["Standing", "Terms", "differing_setting", "examine", "is_of_another_state", "is_taken_over"]
 
 _NO_LIFE = Incarnation(0)
 
@@ -98,9 +98,26 @@ def is_taken_over(terms: Terms, hello: Hello, term: Term) -> bool:
         hello: What it says.
         term: Of this process.
     """
+    return hello.term > term and _is_of_this_run(terms, hello)
+
+
+def is_of_another_state(terms: Terms, hello: Hello, standing: Standing) -> bool:
+    """Whether a Hello proves that there is another state of this run: its sender took part, and here it never did.
+
+    Args:
+        terms: What it must agree with.
+        hello: What it says.
+        standing: What is known of its name.
+    """
+    took_part = hello.incarnation > 0 or hello.local_step > 0
+    is_unknown = not (standing.incarnation or standing.went_back)
+    return took_part and is_unknown and _is_of_this_run(terms, hello)
+
+
+def _is_of_this_run(terms: Terms, hello: Hello) -> bool:
     is_known = hello.learner_id in terms.learners or bool(terms.unlisted_max)
     same = (hello.protocol_version, hello.run) == (PROTOCOL_VERSION, terms.run)
-    return hello.term > term and same and is_known and _differs(terms, hello) is None
+    return same and is_known and _differs(terms, hello) is None
 
 
 def differing_setting(mine: Iterable[tuple[str, str]], theirs: Mapping[str, str]) -> tuple[str, str] | None:

@@ -20,6 +20,9 @@ __all__ = ["Estimates", "GracePolicy", "Response", "ResponseTimes", "RoundView",
 # Weight of a new observation in all smoothed durations, as TCP smooths round trips (RFC 6298).
 _SMOOTHING = 0.125
 _DEVIATION_SMOOTHING = 0.25
+# And as many deviations as TCP adds. With two a learner of jittery answers misses every twentieth round by a hair, and
+# where rounds are far apart two of those in a row are long.
+_DEVIATIONS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +177,7 @@ class ResponseTimes:
     def estimates(self) -> dict[LearnerId, Response]:
         """What is known of each learner."""
         return {
-            learner: Response(mean_s=mean_s, usual_s=mean_s + 2 * self._deviation_s[learner])
+            learner: Response(mean_s=mean_s, usual_s=mean_s + _DEVIATIONS * self._deviation_s[learner])
             for learner, mean_s in self._mean_s.items()
         }
 

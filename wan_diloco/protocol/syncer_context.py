@@ -102,7 +102,7 @@ class SyncerContext:
         responses, sync_s: Measured as the run goes, not durable.
         began_s: When this process began; None before.
         closing: Sessions that were ended and aren't gone yet.
-        taken_over: Another process has this run: nothing is decided any more.
+        taken_over: Another process has this run, or its state is elsewhere: nothing is decided any more.
     """
 
     settings: SyncerSettings

@@ -21,7 +21,7 @@ from wan_diloco.protocol.messages import (
     UpdateHeader,
 )
 from wan_diloco.protocol.tape import MergeEntry, TapeRecord
-from wan_diloco.units import FragmentId, GlobalStep, LearnerId, RoundId, Term, Version
+from wan_diloco.units import FragmentId, GlobalStep, LearnerId, LocalStep, RoundId, Term, Version
 
 __all__ = [
     "AcceptUpload",
@@ -41,6 +41,7 @@ __all__ = [
     "SendUpdate",
     "SessionId",
     "StartMerge",
+    "StateMissing",
     "SyncerEffect",
     "SyncerEvent",
     "TakenOver",
@@ -296,6 +297,19 @@ class EndRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateMissing:
+    """A learner has taken part in this run, and this state, which has just begun, knows nothing of it: the driver ends.
+
+    Attributes:
+        learner_id: Who.
+        local_step: How far it is.
+    """
+
+    learner_id: LearnerId
+    local_step: LocalStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakenOver:
     """Another process has this run: the driver ends, as it stands.
 
@@ -318,5 +332,6 @@ SyncerEffect = (
     | SendUpdate
     | ShowReason
     | EndRun
+    | StateMissing
     | TakenOver
 )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from wan_diloco.protocol.admission import Standing, examine, is_taken_over
-from wan_diloco.protocol.events import SessionId, TakenOver
+from wan_diloco.protocol.admission import Standing, examine, is_of_another_state, is_taken_over
+from wan_diloco.protocol.events import SessionId, StateMissing, TakenOver
 from wan_diloco.protocol.ledger import Amount
 from wan_diloco.protocol.membership import Member
 from wan_diloco.protocol.messages import (
@@ -108,12 +108,27 @@ class SessionDesk:
             state.rejected_once(RefusalReason.GARBAGE)
             self.context.close(session, "a second Hello")
             return
+        standing = self._standing(learner_id)
+        is_foreign = is_of_another_state(self.context.settings.terms, hello, standing)
+        if is_foreign and not state.started:
+            # Of a mistyped folder, say, or a disk that isn't mounted: nobody may come to harm by it.
+            self.context.taken_over = True
+            self.context.effects.append(StateMissing(learner_id=learner_id, local_step=hello.local_step))
+            return
         if is_taken_over(self.context.settings.terms, hello, state.term):
             # Before anything else is decided about it: a life that the other gave looks like one that nobody gave.
             self.context.taken_over = True
             self.context.effects.append(TakenOver(learner_id=learner_id, term=hello.term))
             return
-        standing = self._standing(learner_id)
+        if is_foreign:
+            # It isn't told to end: it goes on by itself until the syncer is there that has its run.
+            state.rejected_once(RefusalReason.FENCED)
+            text = (
+                f"{learner_id} is at step {hello.local_step} of a run of which this state knows nothing: not taken in"
+            )
+            self.context.show(f"foreign:{learner_id}", text)
+            self.context.close(session, "this syncer has another state of the run, in which you never took part")
+            return
         refused = examine(self.context.settings.terms, hello, standing)
         if refused is not None:
             self._refuse_session(session, refused)

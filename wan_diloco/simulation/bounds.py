@@ -9,7 +9,7 @@ rounds in progress:
     journalled work of a fragment               2 a life: on the current base, and on the one before; and 1 for each
                                                 time that it took the published value anew
     lives in the ledger                         M, and those of which journalled work is left
-    intervals of a life and fragment            1 running, 2 ended; sealed 4
+    intervals of a life and fragment            1 running, 2 ended, and those with such work; sealed 4
     data: leases, units, spans of a fragment    M, a shard, a shard
     sessions that are ending                    those whose end the driver hasn't told yet
     reasons shown                               5 a learner, 1 a fragment, 5 of the run
@@ -106,5 +106,6 @@ def _sizes(
     }
     yield "lives", len(set(state.ledger.lives) - owing), learners
     for life in state.ledger.lives.values():
-        yield "intervals", max(map(len, life.ended)), _ENDED_MAX
+        for index, ended in enumerate(life.ended):
+            yield f"intervals of fragment {index}", len(ended), _ENDED_MAX + resyncs[index]
         yield "sealed intervals", max(map(len, life.sealed)), _SEALED_MAX

@@ -165,6 +165,7 @@ SHOWN = (
     "syncer",
     "donor",
     "moments",
+    "foreign",
 )
 
 # What can't be in the star, and why.
@@ -176,5 +177,7 @@ UNREACHABLE: dict[str, str] = {
     "syncer: -> record Refragmented": "its driver writes it, where the values are, before the machine begins",
     "syncer: -> TakenOver": "a world has one syncer at a time: nobody was welcomed in a later term than its own",
     "learner: -> RefuseSyncer": "as above",
+    "syncer: -> StateMissing": "a disk that is lost in a world has a copy elsewhere: no syncer knows less than that",
+    "shown: foreign": "as above",
     "learner: -> say Goodbye": "its driver says it, at SIGTERM",
 }

@@ -130,6 +130,8 @@ def run_syncer(
             )
             held.callback(restored.lock.release)
             held.callback(restored.journal.close)
+            if resume and not restored.resumed:
+                _LOG.warning("begun_anew", detail=f"there was no run in {run_folder} to take up: a new one begins")
             give_back_freed_memory()
             # The evaluator and whoever looks at the run later read it, and whoever goes on with it. Not before the run
             # is taken up: a configuration that is refused is never the run's.

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, assert_never
 
-from wan_diloco.errors import StateTakenOver, StorageError
+from wan_diloco.errors import ConfigError, StateTakenOver, StorageError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.deadlines import DRAIN_S, LAST_SNAPSHOT_S, LEARNERS_LEAVE_S
 from wan_diloco.protocol.events import (
@@ -34,6 +34,7 @@ from wan_diloco.protocol.events import (
     SessionId,
     ShowReason,
     StartMerge,
+    StateMissing,
     SyncerEffect,
     SyncerEvent,
     TakenOver,
@@ -369,6 +370,12 @@ class SyncerService:
                     self._finishing = True
                     self.ended_s = self._clock.now_s()
                     self._spawn(self._finish())
+            case StateMissing(learner_id=learner_id, local_step=step):
+                raise ConfigError(
+                    f"{learner_id} has taken part in this run, it is at step {step}, and nothing is known of that here",
+                    hint="start the syncer with the folder or the store that has the run; to begin anew, end the "
+                    "learners, and give them other folders",
+                )
             case TakenOver(learner_id=learner_id, term=term):
                 raise StateTakenOver(
                     f"the run was taken over: {learner_id} was welcomed by a syncer of term {term}, and this one's is "

@@ -1,7 +1,8 @@
 """Syncers of one run that live beside each other: whoever was welcomed in a later term never goes back to an earlier.
 
 Any of them may be taken over from what it has, or from what was saved of another, and live on without knowing it; some
-are deaf to what learners have heard. Learners come to any of them, in any order.
+are deaf to what learners have heard, and some have just begun and know of nobody. Learners come to any of them, in any
+order.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from wan_diloco.protocol.events import (
     LearnerDisconnected,
     RefuseSyncer,
     SessionId,
+    StateMissing,
     TakenOver,
 )
 from wan_diloco.protocol.messages import Hello, Refused, Welcome
@@ -77,8 +79,13 @@ class Terms(RuleBasedStateMachine):
         assert hello.term == heard
         before = state_to_json(desk.machine.state)
         effects = desk.says(session, replace(hello, term=Term(0)) if is_deaf else hello)
-        if heard > term and not is_deaf:
-            assert effects == [TakenOver(learner_id=name, term=Term(heard))]
+        is_missing = effects == [StateMissing(learner_id=name, local_step=hello.local_step)]
+        if is_missing:
+            state = desk.machine.state
+            assert hello.incarnation > 0
+            assert (state.incarnations.get(name), state.started, state.epoch) == (None, False, 0)
+        if is_missing or (heard > term and not is_deaf):
+            assert is_missing or effects == [TakenOver(learner_id=name, term=Term(heard))]
             assert state_to_json(desk.machine.state) == before
             self.syncers.remove(desk)
             if not self.syncers:
