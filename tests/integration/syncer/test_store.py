@@ -18,7 +18,7 @@ from wan_diloco.errors import ConfigError, StateDamaged, StateTakenOver, Storage
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.storage import ObjectStore, object_lock
 from wan_diloco.syncer.main import _cause, _machine_settings
-from wan_diloco.syncer.replay import replay_run
+from wan_diloco.syncer.proof import replay_run
 from wan_diloco.syncer.store_link import open_link
 from wan_diloco.transport.memory import MemoryNetwork
 
