@@ -40,6 +40,7 @@ __all__ = [
     "StorageError",
     "StorageLocked",
     "StoreError",
+    "StoreMissing",
     "TransportError",
     "UnitError",
     "UsageError",
@@ -200,3 +201,9 @@ class StateTakenOver(StorageError):
 
 class StoreError(StorageError):
     """An object store can't be reached, or refuses; what is on the disk isn't touched by it."""
+
+
+class StoreMissing(StoreError):
+    """An object store isn't there at all: its bucket doesn't exist, and nobody but its owner will make it."""
+
+    exit_code = EXIT_CONFIG

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.mutants.planted import MUTANTS, planted
 from tests.support.cli import in_this_process
+from wan_diloco.simulation.transitions import table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +29,15 @@ def test_worlds_that_hold_give_figures(capsys: pytest.CaptureFixture[str], tmp_p
     assert found["syncer_crashed"] == 1
     assert 0 < found["transition_coverage"] < 1
     assert not failures.exists()
+
+
+def test_people_get_numbers_and_programs_the_whole_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["simulate", "protocol", "--seeds", "1", "--jobs", "1", "--failures", str(tmp_path / "failing")]
+    lines = in_this_process(capsys, *words).stdout.splitlines()
+    unseen = json.loads(in_this_process(capsys, *words, "--json").stdout)["transitions_unseen"]
+    (said,) = (line for line in lines if line.startswith("transitions_unseen"))
+    assert said.split(maxsplit=1)[1] == f"{len(unseen)} of the {len(table())} in the machines' tables"
+    assert max(map(len, lines)) < 300
 
 
 def test_a_seed_that_fails_is_said_and_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 from tests.support.cli import in_this_process
 from tests.support.golden import Golden
 from wan_diloco.cli.main import build_app
+from wan_diloco.lab.chaos_draw import SORTS
 
 
 def surface(command: Any) -> dict[str, Any]:
@@ -71,3 +72,8 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
     assert outcome.exit_code == 2
     assert outcome.stdout == ""
     assert "confg" in outcome.stderr
+
+
+def test_the_help_of_chaos_says_how_many_faults_a_draw_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = " ".join(in_this_process(capsys, "chaos", "--help").stdout.split())
+    assert f"of {SORTS} sorts" in words

@@ -15,6 +15,7 @@ from wan_diloco.cli.preflight import check_data, check_memory, check_port, check
 from wan_diloco.errors import EXIT_INTERNAL, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Mapping
 
     from wan_diloco.cli.supervise import Outcome, Supervisor
@@ -36,6 +37,10 @@ class _Supervised:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._keepers = {keeper.spec.name: keeper for keeper in (supervisor.syncer, *supervisor.learners)}
+
+    @property
+    def decided(self) -> asyncio.Event:
+        return self._supervisor.decided
 
     def guardian(self, name: str) -> int | None:
         return self._keepers[name].pid
@@ -69,7 +74,14 @@ def chaos(
     duration: Annotated[
         str, typer.Option("--duration", metavar="TIME", help="Over which --random spreads faults.")
     ] = "5min",
-    faults: Annotated[int, typer.Option("--faults", min=1, help="How many --random draws, one of each sort.")] = 20,
+    faults: Annotated[
+        int,
+        typer.Option(
+            "--faults",
+            min=1,
+            help="How many --random draws: one at least of each sort that this machine can do, of 15 sorts.",
+        ),
+    ] = 20,
     run_folder: Annotated[
         Path | None,
         typer.Option(
@@ -153,7 +165,7 @@ def _chosen(
             without=without,
         )
     schedule = load_schedule(path)
-    check_schedule(schedule, names, config.sync.quorum)
+    check_schedule(schedule, names, config.sync.quorum, str(path))
     for fault in schedule.faults:
         if fault.kind in without and fault.kind is not FaultKind.FULL_DISK:
             raise UsageError(f"{fault.kind.value} can't be done here: {without[fault.kind]}")

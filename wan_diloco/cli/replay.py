@@ -13,7 +13,10 @@ from wan_diloco.cli.options import JsonFlag, folder_path, print_warning
 from wan_diloco.errors import EXIT_INTERNAL
 
 if TYPE_CHECKING:
-    from wan_diloco.syncer.replay import Difference, ReplayReport
+    from collections.abc import Sequence
+
+    from wan_diloco.syncer.proof import ReplayReport
+    from wan_diloco.syncer.replay import Difference
 
 __all__ = ["register", "replay"]
 
@@ -34,12 +37,16 @@ def replay(
     """Do a run's merges again, and compare the bits.
 
     Every version that was published since the oldest snapshot that is kept, or since the beginning with
-    `syncer.journal_retention = "all"`, is merged once more from the contributions in the journal. Nothing is written.
-    The exit code is 70 where other bits come out.
+    `syncer.journal_retention = "all"`, is merged once more from the contributions in the journal, and compared with
+    what the journal and the snapshots say. Nothing is written. `tape.jsonl` isn't looked at: it is a copy of the
+    journal's decisions for people to read.
+
+    The exit code is 70 where other bits come out, and 78 where it can't be told: what is needed is damaged, a
+    snapshot is ahead of what is left of the journal, or config.json isn't the one that the run began with.
     """
     from wan_diloco.config import load_config
-    from wan_diloco.errors import ConfigError
-    from wan_diloco.syncer.replay import replay_run
+    from wan_diloco.errors import ConfigError, StateDamaged
+    from wan_diloco.syncer.proof import WHOLE_JOURNAL_HELP, replay_run
 
     holding = what_is_in(run_folder)
     if holding not in (Holding.RUN, Holding.FINISHED_RUN) or not (run_folder / "config.json").is_file():
@@ -50,6 +57,12 @@ def replay(
     typer.echo(json.dumps(_as_json(report), indent=2) if as_json else _as_text(report))
     if report.difference is not None:
         raise typer.Exit(EXIT_INTERNAL)
+    if report.ahead:
+        are, they = ("is", "it holds") if len(report.ahead) == 1 else ("are", "they hold")
+        raise StateDamaged(
+            f"{_named(report.ahead)} {are} ahead of what is left of the journal, so that what {they} can't be checked. "
+            f"{WHOLE_JOURNAL_HELP}"
+        )
 
 
 def _as_text(report: ReplayReport) -> str:
@@ -58,10 +71,17 @@ def _as_text(report: ReplayReport) -> str:
         for index, (begin, end) in enumerate(zip(report.begun, report.reached, strict=True))
     ]
     if report.difference is not None:
-        return "\n".join([_spelled(report.difference), f"the same before that, since {report.since}:", *spans])
-    beside = f", and of {', '.join(report.snapshots)}" if report.snapshots else ""
-    head = f"the same bits: {report.versions} versions of {len(spans)} fragments since {report.since}{beside}"
-    return "\n".join([head, *spans])
+        lines = [_spelled(report.difference), f"the same before that, since {report.since}"]
+    else:
+        head = "the same bits" if report.proven else "the same bits, as far as the journal goes"
+        lines = [f"{head}: {report.versions} versions of {len(spans)} fragments since {report.since}"]
+    if report.snapshots:
+        lines.append(f"compared with the same result: {_named(report.snapshots)}")
+    return "\n".join([*lines, *report.remarks, "done again, as epoch.version:", *spans])
+
+
+def _named(snapshots: Sequence[str]) -> str:
+    return f"snapshot{'s' if len(snapshots) > 1 else ''} {', '.join(snapshots)}"
 
 
 def _spelled(difference: Difference) -> str:
@@ -79,7 +99,7 @@ def _spelled(difference: Difference) -> str:
 def _as_json(report: ReplayReport) -> dict[str, Any]:
     difference = report.difference
     return {
-        "equal": difference is None,
+        "equal": report.proven,
         "versions": report.versions,
         "since": report.since,
         "fragments": [
@@ -87,6 +107,7 @@ def _as_json(report: ReplayReport) -> dict[str, Any]:
             for index, (begin, end) in enumerate(zip(report.begun, report.reached, strict=True))
         ],
         "snapshots": list(report.snapshots),
+        "snapshots_ahead": list(report.ahead),
         "difference": None
         if difference is None
         else {
@@ -99,5 +120,5 @@ def _as_json(report: ReplayReport) -> dict[str, Any]:
             "expected": difference.expected,
             "found": difference.found,
         },
-        "notes": list(report.notes),
+        "notes": [*report.remarks, *report.notes],
     }

@@ -95,6 +95,7 @@ class Supervisor:
 
     Attributes:
         held: Names of learners that aren't to be started yet; whoever holds one back takes it out.
+        decided: Set when the run's end is decided; nobody else sets it.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Supervisor:
         self._patience = patience
         self._say = say
         self._outcome: Outcome | None = None
-        self._decided = asyncio.Event()
+        self.decided = asyncio.Event()
         self._hurry = asyncio.Event()
         self._interrupted = False
 
@@ -143,7 +144,7 @@ class Supervisor:
                 tasks[self.syncer] = group.create_task(self._follow_syncer())
                 for keeper in self.learners:
                     tasks[keeper] = group.create_task(self._follow_learner(keeper))
-                await self._decided.wait()
+                await self.decided.wait()
                 await self._end(tasks)
         finally:
             # Cancelled, or one of our own bugs: still nothing may be left.
@@ -179,7 +180,7 @@ class Supervisor:
     @property
     def ending(self) -> bool:
         """Whether the run's end is decided."""
-        return self._decided.is_set()
+        return self.decided.is_set()
 
     @property
     def finished(self) -> bool:
@@ -190,7 +191,7 @@ class Supervisor:
         # The first reason stands: what comes after is its consequence.
         if self._outcome is None:
             self._outcome = outcome
-            self._decided.set()
+            self.decided.set()
 
     async def _follow_syncer(self) -> None:
         condition = await self.syncer.keep()
@@ -201,7 +202,7 @@ class Supervisor:
 
     async def _follow_learner(self, keeper: Keeper) -> None:
         while keeper.spec.name in self.held or not self._address_path.exists():
-            if self._decided.is_set():
+            if self.decided.is_set():
                 return
             await asyncio.sleep(_ADDRESS_POLL_S)
         condition = await keeper.keep()

@@ -199,19 +199,27 @@ def parse_schedule(table: Mapping[str, Any], where: str) -> FaultSchedule:
         raise ConfigError("; ".join(_sentences(error)), where=where) from error
 
 
-def check_schedule(schedule: FaultSchedule, regions: Sequence[str], quorum: int) -> None:
+def check_schedule(schedule: FaultSchedule, regions: Sequence[str], quorum: int, where: str) -> None:
     """See that a schedule fits a run.
+
+    Args:
+        schedule: What is to befall it.
+        regions: Of the run.
+        quorum: Of the run.
+        where: The schedule's file, for people.
 
     Raises:
         ConfigError: It names a region that isn't there, or leaves too few learners to begin with.
     """
-    unknown = sorted({fault.region for fault in schedule.faults if fault.region} - set(regions))
+    unknown = [
+        f"faults[{index}].target: there is no region {fault.region}"
+        for index, fault in enumerate(schedule.faults)
+        if fault.region and fault.region not in regions
+    ]
     if unknown:
-        raise ConfigError(
-            f"there is no region {', '.join(unknown)}", where="faults", hint=f"regions are {', '.join(regions)}"
-        )
+        raise ConfigError("; ".join(unknown), where=where, hint=f"regions are {', '.join(regions)}")
     if len(regions) - len(schedule.late) < quorum:
-        raise ConfigError(f"{len(schedule.late)} late joiners leave fewer learners than a quorum", where="faults")
+        raise ConfigError(f"{len(schedule.late)} late joiners leave fewer learners than a quorum", where=where)
 
 
 def _sentences(error: ValidationError) -> Iterator[str]:

@@ -67,9 +67,10 @@ def fault_costs(befallen: Sequence[Befallen], seen: Observations) -> list[dict[s
     """What each fault cost; several at once share what they cost together.
 
     Returns:
-        For each fault, as JSON: what it was, `began_s` and `ended_s` since the start, `well_after_s` (from its end to
-        when all was well again; null if never), `standstill_s` (the longest from its begin until then),
-        `rounds_missed` by its region meanwhile, and `tokens_discarded` by reason meanwhile.
+        For each fault, as JSON: what it was, `began_s` and `ended_s` since the start, `cut_short` (undone at the run's
+        end, before its time), `well_after_s` (from its end to when all was well again; null if never), `standstill_s`
+        (the longest from its begin until then), `rounds_missed` by its region meanwhile, and `tokens_discarded` by
+        reason meanwhile.
     """
     return [_cost(item, seen) for item in befallen]
 
@@ -144,12 +145,13 @@ def _cost(item: Befallen, seen: Observations) -> dict[str, Any]:
     if item.began_s is None or seen.started_s is None:
         return told | {"problem": item.problem or "the run was over before"}
     ended_s = item.began_s if item.ended_s is None else item.ended_s
-    well_s = _well_s(fault, ended_s, seen)
+    well_s = None if item.cut_short else _well_s(fault, ended_s, seen)
     until_s = well_s if well_s is not None else max([ended_s, *(round_.seen_s for round_ in seen.merged[-1:])])
     stood = [to_s - from_s for from_s, to_s in _gaps(seen) if from_s < until_s and to_s > item.began_s]
     return told | {
         "began_s": round(item.began_s - seen.started_s, 2),
         "ended_s": round(ended_s - seen.started_s, 2),
+        "cut_short": item.cut_short,
         "well_after_s": None if well_s is None else round(well_s - ended_s, 2),
         "standstill_s": round(max(stood, default=0.0), 2),
         "rounds_missed": _missed(fault.region, item.began_s, until_s, seen),

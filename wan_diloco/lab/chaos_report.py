@@ -134,9 +134,13 @@ def _row(item: Mapping[str, Any]) -> str:
     discarded = ", ".join(f"{reason} {tokens}" for reason, tokens in (item["tokens_discarded"] or {}).items())
     missed = "-" if item["rounds_missed"] is None else str(item["rounds_missed"])
     lasted_s = item["ended_s"] - item["began_s"]
+    well, undone = _seconds(item["well_after_s"]), ""
+    if item["cut_short"]:
+        # Nobody was left to be well again.
+        well, undone = "-", "; undone early, as the run ended"
     return (
-        f"{item['began_s']:7.1f}s  {what:<30}{_seconds(lasted_s):>8}{_seconds(item['well_after_s']):>12}"
-        f"{_seconds(item['standstill_s']):>13}{missed:>8}  {discarded or '-'}"
+        f"{item['began_s']:7.1f}s  {what:<30}{_seconds(lasted_s):>8}{well:>12}"
+        f"{_seconds(item['standstill_s']):>13}{missed:>8}  {discarded or '-'}{undone}"
     )
 
 

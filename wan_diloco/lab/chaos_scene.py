@@ -6,6 +6,7 @@ Who supervises it isn't known here, only whom to ask.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -33,7 +34,16 @@ _CONTROL_FILE: Final = "links"
 
 
 class Supervised(Protocol):
-    """Who keeps a run's processes alive."""
+    """Who keeps a run's processes alive.
+
+    Attributes:
+        decided: Set when the run's end is decided, whatever its reason.
+    """
+
+    @property
+    def decided(self) -> asyncio.Event:
+        """See above."""
+        ...
 
     def guardian(self, name: str) -> int | None:
         """The pid of the parent of the syncer, or of a region's learner; None before it was first started."""
@@ -113,6 +123,8 @@ class Scene:
                 link = LinkProxy(self.address, random.Random(f"{self.schedule.seed}/{name}"), listening)
                 self._links[name] = await stack.enter_async_context(link)
             control = await stack.enter_async_context(LinkControl(self._links))
+            # Nobody listens there afterwards.
+            stack.callback(self._forget_control)
             write_text(self._folder / _CONTROL_FILE, control.address)
             watch = Watch(self._folder / "tape.jsonl", names, self, fetch_status)
             self.seen = watch.seen
@@ -123,6 +135,7 @@ class Scene:
                 ballast=self._ballast,
                 starting=supervisor,
                 say=say,
+                ends=(supervisor.decided, watch.ended),
             )
             self.befallen = storm.befallen
             try:
@@ -136,6 +149,10 @@ class Scene:
                 await asyncio.Event().wait()
             finally:
                 watch.look_at_tape()
+
+    def _forget_control(self) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / _CONTROL_FILE).unlink(missing_ok=True)
 
     @property
     def counts(self) -> dict[str, LinkCounts]:

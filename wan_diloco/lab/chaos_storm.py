@@ -1,6 +1,7 @@
 """Has the faults of a schedule befall a run, each at its time, and takes back what can be taken back.
 
-Whatever ends it, no process stays stopped, no link stays bad and no disk stays full.
+Whatever ends it, no process stays stopped, no link stays bad and no disk stays full. A run that ends is left alone from
+then on: it has its own end to come to.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from wan_diloco.config import FaultKind, FaultSchedule, FaultSettings
 from wan_diloco.lab.links import GOOD, LinkState, LinkWay, Passage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from wan_diloco.lab.chaos_watch import Processes
     from wan_diloco.lab.proxy import LinkProxy
@@ -51,13 +52,15 @@ class Befallen:
 
     Attributes:
         fault: As scheduled.
-        began_s, ended_s: On the event loop's clock; None when it didn't happen, or the run ended first.
-        problem: Why it didn't happen; empty when it did.
+        began_s, ended_s: On the event loop's clock; None when it didn't happen.
+        cut_short: Whether it was undone before its time, since the run ended.
+        problem: Why it didn't happen; empty when it did, or when the run ended first.
     """
 
     fault: FaultSettings
     began_s: float | None = None
     ended_s: float | None = None
+    cut_short: bool = False
     problem: str = ""
 
 
@@ -71,6 +74,7 @@ class Storm:
         ballast: Fills the disk; None where none can be filled.
         starting: Who starts the processes.
         say: Told what happens, one sentence each.
+        ends: As soon as one of them is set the run ends: no fault begins any more, and those under way are undone.
 
     Attributes:
         befallen: What happened, in order of the schedule.
@@ -85,6 +89,7 @@ class Storm:
         ballast: Ballast | None,
         starting: Starting,
         say: Callable[[str], None],
+        ends: Sequence[asyncio.Event] = (),
     ) -> None:
         """Do nothing yet."""
         self.befallen = [Befallen(fault=fault) for fault in schedule.in_order]
@@ -93,6 +98,7 @@ class Storm:
         self._ballast = ballast
         self._starting = starting
         self._say = say
+        self._ends = tuple(ends)
         self._on_links: dict[str, list[FaultSettings]] = {name: [] for name in links}
         self._frozen: list[Victim] = []
         self._full = 0
@@ -100,12 +106,15 @@ class Storm:
         self._filler = ThreadPoolExecutor(1, thread_name_prefix="ballast")
 
     async def run(self) -> None:
-        """Let everything happen, counted from now, until the last fault is over."""
+        """Let everything happen, counted from now, until the last fault is over or the run ends."""
         began_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.TaskGroup() as group:
-                for item in self.befallen:
-                    group.create_task(self._befall(item, began_s + item.fault.at_s))
+                faults = [group.create_task(self._befall(item, began_s + item.fault.at_s)) for item in self.befallen]
+                watching = [group.create_task(self._end_with(event, faults)) for event in self._ends]
+                await asyncio.wait(faults)
+                for task in watching:
+                    task.cancel()
         finally:
             for victim in self._frozen:
                 victim.send(signal.SIGCONT)
@@ -116,9 +125,25 @@ class Storm:
                 await self._off_the_loop(self._ballast.empty)
             self._filler.shutdown(wait=False)
 
+    async def _end_with(self, event: asyncio.Event, faults: Sequence[asyncio.Task[None]]) -> None:
+        await event.wait()
+        if not all(task.done() for task in faults):
+            self._say("chaos: the run ends: no fault befalls it any more, and those under way are undone")
+        for task in faults:
+            task.cancel()
+
     async def _befall(self, item: Befallen, due_s: float) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(due_s - loop.time())
+        try:
+            await self._happen(item)
+        except asyncio.CancelledError:
+            if item.began_s is not None:
+                item.ended_s, item.cut_short = loop.time(), True
+            raise
+
+    async def _happen(self, item: Befallen) -> None:
+        loop = asyncio.get_running_loop()
         fault = item.fault
         victim = None
         if fault.kind in (FaultKind.KILL, FaultKind.STOP, FaultKind.SKEW):
@@ -127,6 +152,9 @@ class Storm:
                 item.problem = f"there was no process for {_FIND_S:.0f} s"
                 self._say(f"chaos: {_said(fault)}: {item.problem}")
                 return
+        if any(event.is_set() for event in self._ends):
+            # Whoever cancels us is to run in this very moment.
+            return
         self._say(f"chaos: {_said(fault)}")
         item.began_s = loop.time()
         match fault.kind:

@@ -120,6 +120,7 @@ class Watch:
     Attributes:
         seen: What was seen until now.
         started: The run's first step may be taken.
+        ended: Its last step is done; what follows is its evaluation.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Watch:
         """See nothing yet."""
         self.seen = Observations()
         self.started = asyncio.Event()
+        self.ended = asyncio.Event()
         self._tape_path = tape_path
         self._regions = regions
         self._processes = processes
@@ -199,6 +201,7 @@ class Watch:
                 self.started.set()
             case "RunEnded" if self.seen.ended_s is None:
                 self.seen.ended_s = now_s
+                self.ended.set()
             case "ContributionJournalled":
                 self._journalled[_key(record["header"])] = now_s
             case "RoundClosed":

@@ -63,6 +63,11 @@ class Campaign:
         return len(self.seen) / len(table())
 
     @property
+    def transitions(self) -> int:
+        """How many there are in the machines' tables."""
+        return len(table())
+
+    @property
     def unseen(self) -> list[str]:
         """Transitions that no world has shown."""
         return sorted(table() - self.seen)

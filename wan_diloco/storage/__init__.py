@@ -27,6 +27,7 @@ from wan_diloco.storage.snapshot import (
     latest_snapshot,
     load_snapshot,
     newest_manifest,
+    trusted_manifests,
 )
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "owner_of",
     "read_json",
     "remove_leftovers",
+    "trusted_manifests",
     "write_bytes",
     "write_json",
     "write_text",

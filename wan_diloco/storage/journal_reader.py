@@ -65,6 +65,7 @@ class JournalReader:
 
     Attributes:
         stray: Segments before a hole in their numbers, which are as good as lost.
+        left_out: Why what follows the last whole record isn't there for a reader; empty where nothing follows it.
     """
 
     def __init__(self, folder: Path, found: Sequence[int]) -> None:
@@ -74,6 +75,7 @@ class JournalReader:
         # Replaced, never changed: who only wants to know them doesn't wait for the disk.
         self._segments = tuple(unbroken(found))
         self.stray = tuple(found[: len(found) - len(self._segments)])
+        self.left_out = ""
         self._descriptor = -1
         self._tail = 0
         # The sealed segment that was read last: its number, descriptor and length.
@@ -92,7 +94,8 @@ class JournalReader:
             raise JournalError(f"there is no journal in {folder}")
         path = reader._path(reader.segments[-1])
         with translated("can't read", path), path.open("rb") as file:
-            reader._tail = find_tail(file, reader.segments[-1], path.stat().st_size).end
+            tail = find_tail(file, reader.segments[-1], path.stat().st_size)
+            reader._tail, reader.left_out = tail.end, tail.problem
         return reader
 
     @property

@@ -2,9 +2,9 @@
 
 A folder of this machine is written by ourselves: there an object gets its name when all of it is durable.
 
-What must not happen here: a wait without an end, or an error that isn't ours. fsspec's file systems raise whatever
-their libraries do. fsspec and what it loads take a while to import, and most runs have no store: it is imported where
-a store is opened.
+What must not happen here: a wait without an end, an error that isn't ours, or a bucket that doesn't exist taken for an
+empty one. fsspec's file systems raise whatever their libraries do. fsspec and what it loads take a while to import, and
+most runs have no store: it is imported where a store is opened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import xxhash
 
-from wan_diloco.errors import ConfigError, StorageError, StoreError
+from wan_diloco.errors import ConfigError, StorageError, StoreError, StoreMissing
 from wan_diloco.storage.filesystem import (
     DISK_FULL,
     TEMPORARY_SUFFIX,
@@ -45,6 +45,7 @@ _READ_S: Final = 15
 _CONDITION_FAILED: Final = 412
 _CONDITION_RACED: Final = 409
 _MISSING: Final = 404
+_NO_BUCKET: Final = "NoSuchBucket"
 _WORDS_MAX: Final = 300
 
 
@@ -60,6 +61,8 @@ class ObjectStore:
     """A place for objects, made by `open`.
 
     Thread: any.
+
+    Where its bucket doesn't exist, every question is answered with `StoreMissing`, a kind of `StoreError`.
 
     Attributes:
         url: As it was given, for people.
@@ -154,7 +157,8 @@ class ObjectStore:
         with self._asked("can't read", name):
             try:
                 self._fs.get_file(self._path(name), str(path))
-            except FileNotFoundError:
+            except FileNotFoundError as exc:
+                _require_bucket(exc)
                 return False
             except OSError as exc:
                 if exc.errno in DISK_FULL:
@@ -173,7 +177,8 @@ class ObjectStore:
         with self._asked("can't read", name):
             try:
                 return bytes(self._fs.cat_file(self._path(name)))
-            except FileNotFoundError:
+            except FileNotFoundError as exc:
+                _require_bucket(exc)
                 return None
 
     def names(self) -> list[str]:
@@ -185,7 +190,8 @@ class ObjectStore:
         with self._asked("can't list", ""):
             try:
                 found = self._fs.find(self._root)
-            except FileNotFoundError:
+            except FileNotFoundError as exc:
+                _require_bucket(exc)
                 return []
         names = (str(path).removeprefix(self._root).lstrip("/") for path in found)
         return sorted(name for name in names if self.folder is None or not name.endswith(TEMPORARY_SUFFIX))
@@ -199,7 +205,8 @@ class ObjectStore:
         with self._asked("can't remove", name):
             try:
                 self._fs.rm_file(self._path(name))
-            except FileNotFoundError:
+            except FileNotFoundError as exc:
+                _require_bucket(exc)
                 return
 
     def remove_leftovers(self) -> None:
@@ -228,7 +235,8 @@ class ObjectStore:
             bucket, key, _ = self._fs.split_path(self._path(name))
             try:
                 answer = self._fs.call_s3("get_object", Bucket=bucket, Key=key)
-            except FileNotFoundError:
+            except FileNotFoundError as exc:
+                _require_bucket(exc)
                 return None
             return Versioned(data=self._body(answer), tag=str(answer["ETag"]))
 
@@ -258,6 +266,7 @@ class ObjectStore:
             try:
                 answer = self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
             except OSError as exc:
+                _require_bucket(exc)
                 status = _http_status(exc)
                 # A condition on an object that is gone is answered with its absence.
                 if status in (_CONDITION_FAILED, _CONDITION_RACED) or (status == _MISSING and expected is not None):
@@ -290,6 +299,12 @@ class ObjectStore:
             raise
         except Exception as exc:
             where = f"{self.url}/{name}" if name else self.url
+            if _is_without_bucket(exc):
+                bucket = self._root.partition("/")[0]
+                raise StoreMissing(
+                    f"{action} {where}: there is no bucket {bucket} (make it, or correct syncer.store: buckets aren't "
+                    "made by a run)"
+                ) from exc
             raise StoreError(f"{action} {where}: {_words(exc)}") from exc
 
 
@@ -313,12 +328,24 @@ def _tag(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def _http_status(error: OSError) -> int:
-    """What the server answered, as the library's own error says it, which ours is made from."""
+def _response(error: BaseException) -> dict[str, Any]:
+    """What the server answered, as the library's own error has it, which ours is made from."""
     response = getattr(error.__cause__, "response", None)
-    if not isinstance(response, dict):
-        return 0
-    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return response if isinstance(response, dict) else {}
+
+
+def _http_status(error: OSError) -> int:
+    return int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _is_without_bucket(error: BaseException) -> bool:
+    return bool(_response(error).get("Error", {}).get("Code") == _NO_BUCKET)
+
+
+def _require_bucket(error: OSError) -> None:
+    """What isn't there since nothing is must not look like an absence, which has a meaning."""
+    if _is_without_bucket(error):
+        raise error
 
 
 def _words(error: BaseException) -> str:

@@ -33,7 +33,7 @@ from wan_diloco.storage.filesystem import (
 from wan_diloco.storage.tensor_file import file_digest, write_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
     from pathlib import Path
 
     import torch
@@ -47,6 +47,7 @@ __all__ = [
     "latest_snapshot",
     "load_snapshot",
     "newest_manifest",
+    "trusted_manifests",
 ]
 
 FORMAT: Final = 2
@@ -171,17 +172,37 @@ def latest_snapshot(folder: Path) -> LatestSnapshot | None:
     return None
 
 
-def good_snapshots(folder: Path) -> dict[str, dict[str, Any]]:
+def good_snapshots(
+    folder: Path, passed_over: Callable[[SkippedSnapshot], None] | None = None
+) -> dict[str, dict[str, Any]]:
     """Names and manifests of the snapshots whose digests are right, oldest first.
+
+    Args:
+        folder: Where the snapshots are.
+        passed_over: Told of each of the others.
 
     Raises:
         StorageError: The folder can't be listed.
     """
     good = {}
     for name in _names(folder):
-        with contextlib.suppress(CheckpointError):
+        try:
             good[name] = _verified_manifest(folder / name)
+        except CheckpointError as exc:
+            if passed_over is not None:
+                passed_over(SkippedSnapshot(name=name, problem=str(exc)))
     return good
+
+
+def trusted_manifests(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Names of snapshots and what they say beside their tensors, which aren't looked at, newest first.
+
+    Raises:
+        StorageError: The folder can't be listed.
+    """
+    for name in reversed(_names(folder)):
+        with contextlib.suppress(CheckpointError):
+            yield name, _trusted_manifest(folder / name)["values"]
 
 
 def newest_manifest(folder: Path) -> Mapping[str, Any] | None:
@@ -193,10 +214,7 @@ def newest_manifest(folder: Path) -> Mapping[str, Any] | None:
     Raises:
         StorageError: The folder can't be listed.
     """
-    for name in reversed(_names(folder)):
-        with contextlib.suppress(CheckpointError):
-            return _trusted_manifest(folder / name)["values"]  # type: ignore[no-any-return]  # a mapping
-    return None
+    return next((manifest for _, manifest in trusted_manifests(folder)), None)
 
 
 def keep_last(folder: Path, k: int, known: Container[str] = ()) -> list[str]:

@@ -28,7 +28,7 @@ from wan_diloco.units import Epoch, FragmentId, Version
 if TYPE_CHECKING:
     from wan_diloco.protocol.syncer_state import SyncerState
 
-__all__ = ["Cutting", "fragments_of", "plan_cut", "recut"]
+__all__ = ["Cutting", "digests_of", "fragments_of", "plan_cut", "recut"]
 
 _KEY: Final = "sync.fragments"
 
@@ -123,7 +123,7 @@ def plan_cut(
         ConfigError: These aren't the weights that the run began with, so that learners would be refused.
     """
     before, after = cutting.maths_of(there).layout, cutting.maths_of(cutting.fragments).layout
-    if _digests(before, initial) != state.initial_digests:
+    if digests_of(before, initial) != state.initial_digests:
         raise ConfigError(
             "the initial weights that come out here aren't those that the run began with",
             where="model",
@@ -140,12 +140,13 @@ def plan_cut(
         fragments=cutting.fragments,
         epoch=epoch,
         parameters=tuple(fragment.numel for fragment in after.fragments),
-        initial_digests=_digests(after, initial),
+        initial_digests=digests_of(after, initial),
         digests=tuple(map(digest, published)),
         counts=counts,
         due_steps=tuple(schedule.last_due_step(fragment_id, state.global_step) for fragment_id in fragments),
     )
 
 
-def _digests(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+def digests_of(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """The digest of each fragment of a model, as the tape and the snapshots have those of the initial one."""
     return tuple(digest(read_fragment(fragment, tensors)) for fragment in layout.fragments)

@@ -1,4 +1,4 @@
-"""Doing a run's merges again from what is on the disk: at every restart, and to prove that the bits are the same.
+"""Doing a run's merges again from what is on the disk: at every restart, and where `proof` compares their bits.
 
 A merge is done again from the journalled contributions, since exact value and momentum are stored nowhere
 else; the published value comes from the stored bytes, which learners may have already. Both must have the
@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from wan_diloco.algorithm.publication import digest
-from wan_diloco.errors import CheckpointError, ConfigError, DecodeError, JournalError, StateDamaged, StorageError
-from wan_diloco.models import build_model, model_tensors
+from wan_diloco.errors import CheckpointError, DecodeError, JournalError
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.state_json import state_from_json
 from wan_diloco.protocol.syncer_state import SyncerState
@@ -29,33 +27,23 @@ from wan_diloco.storage import (
     JournalReader,
     JournalRef,
     Snapshot,
-    good_snapshots,
-    load_snapshot,
-    owner_of,
 )
-from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Maths, MergedFragment
+from wan_diloco.syncer.fragments_store import FragmentStore, Maths, MergedFragment
 from wan_diloco.syncer.journal_keeper import KIND_PUBLICATION, KIND_TAPE, parse_ref
 from wan_diloco.syncer.payloads import merge_sources
-from wan_diloco.syncer.plan import maths_for
-from wan_diloco.syncer.refragment import fragments_of, recut
-from wan_diloco.syncer.workers import InlineExecutor
+from wan_diloco.syncer.refragment import recut
 from wan_diloco.units import FragmentId, RoundId, Version
 
 if TYPE_CHECKING:
     from wan_diloco.algorithm.codec import Payload
-    from wan_diloco.config import RunConfig
 
 __all__ = [
     "Difference",
-    "ReplayReport",
     "TapeReplay",
-    "replay_run",
     "restored_state",
     "snapshot_place",
     "tape_after",
 ]
-
-_PARTS: Final = ("exact", "published", "momentum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,29 +66,6 @@ class Difference:
     to_version: Version
     expected: str
     found: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayReport:
-    """What a replay came to.
-
-    Attributes:
-        since: What it began with: "the initial weights", or a snapshot's name.
-        begun, reached: Version of each fragment at its begin and at its end; where the parameters were cut anew on the
-            way, of the fragments since then.
-        versions: How many published versions were compared and are the same.
-        snapshots: Names of those on the way that hold the same bits.
-        difference: The first one, where it ended; None where all bits are the same.
-        notes: What else the operator should know, one sentence each.
-    """
-
-    since: str
-    begun: tuple[Version, ...]
-    reached: tuple[Version, ...]
-    versions: int
-    snapshots: tuple[str, ...]
-    difference: Difference | None
-    notes: tuple[str, ...]
 
 
 class TapeReplay:
@@ -273,171 +238,6 @@ def snapshot_place(manifest: Mapping[str, Any]) -> JournalRef | None:
     """Up to where the tape is in a snapshot, by what it says beside its tensors; None for the very beginning."""
     place = manifest["last_tape"]
     return None if place is None else JournalRef(*place)
-
-
-def replay_run(run_folder: Path, config: RunConfig) -> ReplayReport:
-    """Do all merges of a run again that its journal still allows, and compare every published version.
-
-    Args:
-        run_folder: Of a run that has ended, one way or another.
-        config: The run's.
-
-    Raises:
-        ConfigError: A syncer has the run, or there is none, or nothing of it can be done again.
-        StateDamaged: What is needed can't be read any more.
-        StorageError: The system refused.
-    """
-    folder = run_folder / "state"
-    _require_left(folder)
-    try:
-        return _Run(folder, config).report()
-    except (JournalError, CheckpointError) as exc:
-        _require_left(folder)
-        raise StateDamaged(f"the run can't be done again: {exc}") from exc
-    except StorageError:
-        _require_left(folder)
-        raise
-
-
-def _require_left(folder: Path) -> None:
-    if owner := owner_of(folder):
-        raise ConfigError(
-            f"the run is going on: {owner} has it", where=str(folder), hint="stop it, or wait for its end"
-        )
-
-
-class _Run:
-    """One replay."""
-
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        self._snapshots = folder / "snapshots"
-        self._config = config
-        self._versions = 0
-        if not (folder / "journal").is_dir():
-            raise ConfigError("there is no journal in this folder", where=str(folder))
-        self._journal = JournalReader.open(folder / "journal")
-        self._notes: list[str] = []
-        self._difference: Difference | None = None
-        self._same: list[str] = []
-
-    def report(self) -> ReplayReport:
-        with self._journal:
-            places = self._places()
-            since, maths, state, store, place = self._begin(places)
-            begun = tuple(state.versions)
-            replay = TapeReplay(self._journal, maths, state, store, self._differs, self._maths_of, InlineExecutor())
-            self._compare(since, places, place, replay, store)
-            for ref, record in tape_after(self._journal, place, lambda item: self._notes.append(_passed(item))):
-                reached = tuple(state.versions)
-                replay.apply(record)
-                replay.settle()
-                self._compare(since, places, ref, replay, store)
-                if self._difference is not None:
-                    # What differs isn't among what is the same.
-                    return self._finished(since, begun, reached)
-                if isinstance(record, FragmentPublished):
-                    self._versions += 1
-                elif isinstance(record, Refragmented):
-                    begun = tuple(state.versions)
-                    self._notes.append(f"cut into {record.fragments} fragments, the values are the same bits")
-        return self._finished(since, begun, tuple(state.versions))
-
-    def _places(self) -> dict[JournalRef | None, str]:
-        """The good snapshots, by their place on the tape, oldest first."""
-        return {snapshot_place(manifest): name for name, manifest in good_snapshots(self._snapshots).items()}
-
-    def _maths_of(self, fragments: int) -> Maths:
-        return maths_for(self._config, fragments)
-
-    def _begin(
-        self, places: dict[JournalRef | None, str]
-    ) -> tuple[str, Maths, SyncerState, FragmentStore, JournalRef | None]:
-        if self._journal.segments[0] == 1:
-            maths = self._maths_of(self._first_fragments())
-            store = FragmentStore.fresh(maths.layout, model_tensors(build_model(self._config)))
-            state = SyncerState(
-                parameters=tuple(fragment.numel for fragment in maths.layout.fragments),
-                initial_digests=tuple(value.digest for value in store.values()),
-                keep_updates=self._config.syncer.keep_updates,
-            )
-            return "the initial weights", maths, state, store, None
-        for place, name in places.items():
-            if place is not None and self._journal.reaches(place):
-                snapshot = load_snapshot(self._snapshots, name)
-                maths = self._maths_of(fragments_of(snapshot.manifest))
-                state, store = restored_state(snapshot, name, maths)
-                self._notes.append(f"what was published before snapshot {name} isn't kept any more")
-                return name, maths, state, store, place
-        raise CheckpointError(f"no good snapshot in {self._snapshots} is one that the journal goes on from")
-
-    def _first_fragments(self) -> int:
-        """Into how many fragments the run was asked to be cut when it began."""
-        manifest = next(reversed(good_snapshots(self._snapshots).values()), None)
-        if manifest is not None and not manifest["state"]["epoch"]:
-            return fragments_of(manifest)
-        tape = tape_after(self._journal, None, _said_later)
-        first = next((record for _, record in tape if isinstance(record, Refragmented)), None)
-        return self._config.sync.fragments if first is None else first.fragments_before
-
-    def _differs(self, difference: Difference) -> None:
-        if self._difference is None:
-            self._difference = difference
-
-    def _compare(
-        self,
-        since: str,
-        places: dict[JournalRef | None, str],
-        place: JournalRef | None,
-        replay: TapeReplay,
-        store: FragmentStore,
-    ) -> None:
-        """See that a snapshot of this moment, if there is one, has the same bits."""
-        name = places.get(place)
-        if name is None or name == since:
-            return
-        _, theirs = restored_state(load_snapshot(self._snapshots, name), name, replay.maths)
-        for index, (ours, other) in enumerate(zip(store.values(), theirs.values(), strict=True)):
-            fragment_id = FragmentId(index)
-            for part in _PARTS:
-                expected, found = _digest_of(other, part), _digest_of(ours, part)
-                if expected != found or ours.version != other.version:
-                    self._differs(
-                        Difference(
-                            what=part,
-                            where=name,
-                            round_id=replay.rounds.get(fragment_id, RoundId(0)),
-                            fragment_id=fragment_id,
-                            from_version=ours.version,
-                            to_version=other.version,
-                            expected=expected,
-                            found=found,
-                        )
-                    )
-        if self._difference is None:
-            self._same.append(name)
-
-    def _finished(self, since: str, begun: tuple[Version, ...], reached: tuple[Version, ...]) -> ReplayReport:
-        return ReplayReport(
-            since=since,
-            begun=begun,
-            reached=reached,
-            versions=self._versions,
-            snapshots=tuple(self._same),
-            difference=self._difference,
-            notes=tuple(self._notes),
-        )
-
-
-def _digest_of(value: FragmentValue, part: str) -> str:
-    return digest({"exact": value.exact_N, "published": value.published_N, "momentum": value.momentum_N}[part])
-
-
-def _said_later(_item: Damage) -> None:
-    """Who only looks for something leaves it to who does the merges again to tell of damage."""
-
-
-def _passed(item: Damage) -> str:
-    return f"{item.error()}; nothing that was done again needs it"
 
 
 def _decoded(line: bytes, ref: JournalRef) -> TapeRecord:

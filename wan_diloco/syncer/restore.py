@@ -155,6 +155,7 @@ def open_state(
         ConfigError: There is a run in it and `resume` is false, or one with settings that it can't go on with; or
             the run went on elsewhere since.
         StateDamaged: No snapshot is good, or the journal doesn't lead on from it any more.
+        StoreMissing: The store's bucket doesn't exist.
         StorageError: The system refused.
     """
     try:
@@ -173,6 +174,9 @@ def _open_state(
     agreement: tuple[tuple[str, str], ...],
     link: StoreLink | None,
 ) -> Restored:
+    if link is not None and not folder.exists():
+        # A store that can't be used must leave no folder behind that looks like a run's.
+        link.require_there()
     lock = FolderLock(folder, _PURPOSE)
     with contextlib.ExitStack() as opened:
         opened.enter_context(lock)

@@ -16,7 +16,7 @@ from typing import Final
 
 from wan_diloco.clock import Clock
 from wan_diloco.config import RunConfig
-from wan_diloco.errors import ConfigError, StateTakenOver, StorageError, StoreError
+from wan_diloco.errors import ConfigError, StateTakenOver, StorageError, StoreError, StoreMissing
 from wan_diloco.storage import (
     RENEW_S,
     FolderLock,
@@ -111,6 +111,17 @@ class StoreLink:
 
     # ---- beginning -------------------------------------------------------------------------------
 
+    def require_there(self) -> None:
+        """See that the store answers, before anything is made for it.
+
+        Raises:
+            StoreMissing: Its bucket doesn't exist.
+            StoreError: It doesn't answer, or refuses.
+            ConfigError: Its lock is something else.
+        """
+        if self.store.folder is None:
+            ObjectLock(self.store, "", self._clock, self._watch).read()
+
     def tidy(self, folder: Path) -> None:
         """Remove what a process left that was killed before it had fetched all: as good as nothing.
 
@@ -140,6 +151,7 @@ class StoreLink:
             ConfigError: The run went on elsewhere since; or the store has a run, and `resume` is false; or it doesn't
                 do what a lock needs.
             StateDamaged: Nothing that the store has is good.
+            StoreMissing: Its bucket doesn't exist.
             StorageError: The store or the system refused.
         """
         owner = _owner(folder) if has_run else self._earlier
@@ -194,6 +206,9 @@ class StoreLink:
                 # Before its owner is watched, which takes a while.
                 require(lock.read())
                 return lock.acquire(take_over=self._take_over, alone=self._folder_lock is not None, require=require)
+            except StoreMissing:
+                # No wait makes a bucket, and whoever sees a run wait doesn't look at its configuration.
+                raise
             except StoreError as exc:
                 if not patient:
                     raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from tests.support.sources import REPOSITORY
 from tests.support.text import write_text_corpus
 from wan_diloco.config import FaultKind, load_schedule
+from wan_diloco.errors import EXIT_SIGTERM
 from wan_diloco.lab.small_disk import plan_disk
 
 # A machine that is busy with other things takes minutes to start so many Python processes; an idle one takes seconds.
@@ -77,8 +79,27 @@ target = "syncer"
 """
 
 
-def play(folder: Path, steps: int, regions: str, *words: str, step_time: str = "150ms") -> dict[str, Any]:
-    """Run to the end; what `chaos.json` says."""
+# The last comes when the end has begun.
+ENDLESS = """
+[[faults]]
+at = "0s"
+kind = "stop"
+target = "learner:b"
+for = "1h"
+[[faults]]
+at = "1s"
+kind = "cut"
+target = "link:a"
+for = "1h"
+[[faults]]
+at = "1500ms"
+kind = "kill"
+target = "syncer"
+"""
+
+
+def prepare(folder: Path, steps: int, regions: str, step_time: str) -> tuple[list[str], dict[str, str]]:
+    """The words of a command, and its environment."""
     config = folder / "tiny.toml"
     text = write_text_corpus(folder / "text.txt", 3000)
     config.write_text(
@@ -86,19 +107,24 @@ def play(folder: Path, steps: int, regions: str, *words: str, step_time: str = "
         + "".join(REGION.format(name=name, step_time=step_time) for name in regions)
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("WAN_DILOCO_")}
+    return [
+        sys.executable,
+        "-m",
+        "wan_diloco",
+        "chaos",
+        str(config),
+        "--run-folder",
+        str(folder / "run"),
+        "--json",
+    ], env
+
+
+def play(folder: Path, steps: int, regions: str, *words: str, step_time: str = "150ms") -> dict[str, Any]:
+    """Run to the end; what `chaos.json` says."""
+    command, env = prepare(folder, steps, regions, step_time)
     run = folder / "run"
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "wan_diloco",
-            "chaos",
-            str(config),
-            "--run-folder",
-            str(folder / "run"),
-            "--json",
-            *words,
-        ],
+        [*command, *words],
         cwd=REPOSITORY,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -149,6 +175,41 @@ def test_a_run_comes_through_a_killed_syncer_a_killed_learner_and_broken_links(t
     assert all(counts["up_bytes"] and counts["down_bytes"] for counts in report["links"].values())
     assert {"alive", "training", "averaged"} <= report["presence"][0].keys()
     assert load_schedule(tmp_path / "run" / "chaos-schedule.json") == load_schedule(tmp_path / "faults.toml")
+
+
+def test_a_run_that_is_told_to_end_in_the_middle_of_faults_ends_cleanly(tmp_path: Path) -> None:
+    (tmp_path / "faults.toml").write_text(ENDLESS)
+    command, env = prepare(tmp_path, 100_000, "ab", "150ms")
+    process = subprocess.Popen(
+        [*command, "--schedule", str(tmp_path / "faults.toml")],
+        cwd=REPOSITORY,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "chaos: cut link:a" in line:
+                process.send_signal(signal.SIGTERM)
+                break
+        out, rest = process.communicate(timeout=_WITHIN_S)
+    finally:
+        process.kill()
+    assert process.returncode == EXIT_SIGTERM, f"{''.join(said)}{rest}"
+    report = json.loads(out)
+    stop, cut, kill = report["befallen"]
+    assert (stop["cut_short"], cut["cut_short"]) == (True, True)
+    assert kill["problem"] == "the run was over before"
+    assert "kill syncer" not in rest
+    assert "is killed" not in rest, "who was stopped went on, and ended by itself"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["finished"], summary["faults"], summary["ledger_balance"]) == (False, 2, 0)
+    assert not (tmp_path / "run" / "links").exists()
 
 
 @pytest.mark.slow

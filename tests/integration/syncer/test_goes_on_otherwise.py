@@ -17,7 +17,7 @@ from wan_diloco.protocol.ledger import DiscardReason
 from wan_diloco.protocol.messages import Acknowledged, Pull
 from wan_diloco.storage import read_json
 from wan_diloco.syncer.conclusion import conclude
-from wan_diloco.syncer.replay import replay_run
+from wan_diloco.syncer.proof import replay_run
 from wan_diloco.telemetry import read_metrics
 from wan_diloco.telemetry.records import RoundRecord
 from wan_diloco.transport.memory import MemoryNetwork
@@ -93,7 +93,8 @@ def test_momentum_and_values_are_carried_into_other_fragments_and_training_goes_
         assert report.since == "the initial weights"
         assert [version.count for version in report.reached] == reached
         assert report.versions > sum(reached) - sum(counts)
-        assert any("cut into 5 fragments" in note for note in report.notes)
+        assert report.remarks == ("cut into 5 fragments on the way, with the same bits",)
+        assert not any("cut into" in note for note in report.notes)
 
     asyncio.run(story())
 

@@ -14,7 +14,7 @@ import torch
 from tests.support.sources import REPOSITORY
 from tests.support.syncer import tiny_config
 from tests.support.syncer_scene import learners, syncer, until
-from wan_diloco.syncer.replay import replay_run
+from wan_diloco.syncer.proof import replay_run
 from wan_diloco.transport.memory import MemoryNetwork
 
 CONFIG = tiny_config(syncer={"snapshot_every": "50ms", "keep_updates": 2, "journal_retention": "all"})

@@ -19,7 +19,7 @@ from wan_diloco.errors import EXIT_CONFIG, EXIT_INTERNAL, ConfigError, StateDama
 from wan_diloco.storage import Journal, JournalReader, JournalRef, good_snapshots, load_snapshot
 from wan_diloco.storage.journal_format import RECORD_HEADER_BYTES, checksum, decode_record_header
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_TAPE
-from wan_diloco.syncer.replay import replay_run
+from wan_diloco.syncer.proof import replay_run
 
 SEGMENT_BYTES = 30_000
 
@@ -168,8 +168,13 @@ def test_the_command_says_what_it_found(tmp_path, capsys):
     outcome = in_this_process(capsys, "replay", str(tmp_path))
     assert outcome.exit_code == 0
     head, *rest = outcome.stdout.splitlines()
-    assert head.startswith(f"the same bits: {sum(versions)} versions of 2 fragments since the initial weights, and of ")
-    assert rest == [f"fragment {index}: 0.0 to 0.{count}" for index, count in enumerate(versions)]
+    assert head == f"the same bits: {sum(versions)} versions of 2 fragments since the initial weights"
+    older, newer = good_snapshots(tmp_path / "state" / "snapshots")
+    assert rest[:2] == [
+        f"compared with the same result: snapshots {older}, {newer}",
+        "done again, as epoch.version:",
+    ]
+    assert rest[2:] == [f"fragment {index}: 0.0 to 0.{count}" for index, count in enumerate(versions)]
     answer = json.loads(in_this_process(capsys, "replay", str(tmp_path), "--json").stdout)
     assert (answer["equal"], answer["versions"], answer["difference"]) == (True, sum(versions), None)
 
@@ -190,3 +195,73 @@ def test_what_is_no_run_or_is_damaged_is_refused_politely(tmp_path, capsys):
     outcome = in_this_process(capsys, "replay", str(tmp_path / "run"))
     assert outcome.exit_code == EXIT_CONFIG
     assert len(outcome.stderr.splitlines()) == 1
+    assert "a syncer needs less of the journal than this" in outcome.stderr
+
+
+def _lose_the_end(folder: Path) -> None:
+    """Turn a bit of the journal's last record, which nothing shows to have been flushed."""
+    path = max((folder / "state" / "journal").iterdir())
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_snapshot_that_is_ahead_of_the_journal_is_not_passed_in_silence(tmp_path, capsys):
+    versions = _run(tmp_path, _config("all"), steps=9, killed=False)
+    _lose_the_end(tmp_path)
+    older, newer = good_snapshots(tmp_path / "state" / "snapshots")
+    capsys.readouterr()
+    outcome = in_this_process(capsys, "replay", str(tmp_path))
+    assert outcome.exit_code == EXIT_CONFIG
+    assert outcome.stdout.startswith("the same bits, as far as the journal goes: ")
+    assert newer not in outcome.stdout
+    warning, error = outcome.stderr.splitlines()
+    assert "nothing from there on is done again" in warning
+    assert f"snapshot {newer} is ahead of what is left of the journal, so that what it holds can't be checked" in error
+    outcome = in_this_process(capsys, "replay", str(tmp_path), "--json")
+    answer = json.loads(outcome.stdout)
+    assert (outcome.exit_code, answer["equal"], answer["difference"]) == (EXIT_CONFIG, False, None)
+    assert (answer["snapshots"], answer["snapshots_ahead"]) == ([older], [newer])
+    assert answer["versions"] <= sum(versions)
+
+
+def test_a_damaged_snapshot_still_says_that_the_journal_lost_its_end(tmp_path):
+    config = _config("all")
+    _run(tmp_path, config, steps=9, killed=False)
+    _lose_the_end(tmp_path)
+    newer = list(good_snapshots(tmp_path / "state" / "snapshots"))[-1]
+    _turn_a_bit(tmp_path / "state" / "snapshots" / newer / "tensors.safetensors")
+    assert replay_run(tmp_path, config).ahead == (newer,)
+
+
+def _turn_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("file", ["tensors.safetensors", "manifest.json"])
+def test_a_damaged_snapshot_is_told(tmp_path, capsys, which, file):
+    _run(tmp_path, _config("all"), steps=9, killed=False)
+    names = list(good_snapshots(tmp_path / "state" / "snapshots"))
+    _turn_a_bit(tmp_path / "state" / "snapshots" / names[which] / file)
+    capsys.readouterr()
+    outcome = in_this_process(capsys, "replay", str(tmp_path))
+    assert outcome.exit_code == 0
+    assert f"compared with the same result: snapshot {names[1 - which]}\n" in outcome.stdout
+    (warning,) = outcome.stderr.splitlines()
+    assert warning.startswith(f"wan-diloco: warning: snapshot {names[which]} was passed over: ")
+
+
+def test_other_initial_weights_are_the_configurations_fault_and_no_merges(tmp_path, capsys):
+    config = _config("all")
+    _run(tmp_path, config, steps=9)
+    given = json.loads(config.resolved_json())
+    given["run"]["seed"] += 1
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    capsys.readouterr()
+    outcome = in_this_process(capsys, "replay", str(tmp_path))
+    assert (outcome.exit_code, outcome.stdout) == (EXIT_CONFIG, "")
+    assert "config.json: it makes other initial weights than the run began with" in outcome.stderr
+    assert f"(run.seed is {config.run.seed + 1} in it, and was {config.run.seed})" in outcome.stderr

@@ -14,11 +14,11 @@ from tests.support.syncer import close, maths_of, open_tiny, tiny_config
 from tests.support.syncer_scene import WAIT_S, advance, learners, scene, syncer, until
 from tests.support.values import bits_by_tensor, bits_of
 from wan_diloco.clock import SystemClock
-from wan_diloco.errors import ConfigError, StateDamaged, StateTakenOver, StorageLocked
+from wan_diloco.errors import ConfigError, StateDamaged, StateTakenOver, StorageLocked, StoreMissing
 from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.storage import ObjectStore, object_lock
 from wan_diloco.syncer.main import _cause, _machine_settings
-from wan_diloco.syncer.replay import replay_run
+from wan_diloco.syncer.proof import replay_run
 from wan_diloco.syncer.store_link import open_link
 from wan_diloco.transport.memory import MemoryNetwork
 
@@ -264,6 +264,26 @@ def test_a_folder_store_has_one_syncer_by_the_kernels_lock(tmp_path, s3):
     second.leave()
     first.leave()
     close(restored)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_bucket_that_nobody_made_is_no_outage_and_leaves_nothing_behind(tmp_path, s3, resume):
+    config = _config(s3, "s3://nobody-made-this/one")
+    link = _link(config)
+    with pytest.raises(StoreMissing, match="there is no bucket nobody-made-this"):
+        open_tiny(tmp_path / "run" / "state", config, resume=resume, link=link)
+    link.leave()
+    assert not (tmp_path / "run").exists()
+
+
+def test_who_has_a_run_does_not_wait_for_a_bucket_that_nobody_made(tmp_path, s3):
+    state = tmp_path / "run" / "state"
+    close(open_tiny(state, tiny_config()))
+    config = _config(s3, "s3://nobody-made-this/one")
+    link = _link(config)
+    with pytest.raises(StoreMissing, match="there is no bucket nobody-made-this"):
+        open_tiny(state, config, resume=True, link=link)
+    link.leave()
 
 
 def test_a_store_with_a_run_is_only_taken_up_when_asked(tmp_path, s3):

@@ -16,7 +16,7 @@ from tests.support.store import S3Server, manifests, s3_server, until_there
 from tests.support.syncer import tiny_config
 from tests.support.syncer_scene import learners
 from tests.support.text import write_text_corpus
-from wan_diloco.errors import TransportError
+from wan_diloco.errors import EXIT_CONFIG, TransportError
 from wan_diloco.storage import ObjectStore
 from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
 
@@ -141,3 +141,16 @@ def test_who_is_pushed_aside_ends_with_77_and_says_by_whom(tmp_path, s3):
     asyncio.run(story())
     newest = manifests(store)[0]
     assert newest.term == 2
+
+
+def test_a_bucket_that_nobody_made_is_a_mistake_in_the_configuration_for_supervisors(tmp_path, s3):
+    config, _ = _config(tmp_path, s3, steps=24)
+    syncer = config.syncer.model_copy(update={"store": "s3://nobody-made-this/one"})
+
+    async def story() -> None:
+        async with _process(config.model_copy(update={"syncer": syncer}), tmp_path / "run") as process:
+            assert await process.exit_code() == EXIT_CONFIG
+            assert "there is no bucket nobody-made-this (make it, or correct syncer.store" in process.log.read_text()
+        assert not (tmp_path / "run").exists()
+
+    asyncio.run(story())

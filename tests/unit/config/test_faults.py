@@ -91,11 +91,11 @@ def test_a_schedule_is_read_in_order_of_time_and_given_again_from_what_was_saved
     assert schedule.end_s == 22.0
     (tmp_path / "again.json").write_text(schedule.to_json())
     assert load_schedule(tmp_path / "again.json") == schedule
-    check_schedule(schedule, REGIONS, 3)
+    check_schedule(schedule, REGIONS, 3, "faults.toml")
     with pytest.raises(ConfigError, match="fewer learners than a quorum"):
-        check_schedule(schedule, REGIONS, 4)
-    with pytest.raises(ConfigError, match="no region south"):
-        check_schedule(schedule, REGIONS[:3], 1)
+        check_schedule(schedule, REGIONS, 4, "faults.toml")
+    with pytest.raises(ConfigError, match=r"^faults\.toml: faults\[\d+\]\.target: there is no region south"):
+        check_schedule(schedule, REGIONS[:3], 1, "faults.toml")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_draws_have_one_of_each_sort_within_their_time_and_are_the_same_for_a_se
     assert len(schedule.faults) == num_faults
     sorts = Counter((fault.kind, fault.sort) for fault in schedule.faults)
     assert len(sorts) == SORTS
-    check_schedule(schedule, REGIONS, 1)
+    check_schedule(schedule, REGIONS, 1, "drawn")
     assert all(0 <= fault.at_s <= duration_s for fault in schedule.faults)
     (join,) = (fault for fault in schedule.faults if fault.kind is FaultKind.JOIN)
     touched = [fault.at_s for fault in schedule.faults if fault.region == join.region]

@@ -26,6 +26,7 @@ from wan_diloco.errors import (
     StorageError,
     StorageLocked,
     StoreError,
+    StoreMissing,
     TransportError,
     UnitError,
     UsageError,
@@ -56,6 +57,7 @@ from wan_diloco.errors import (
         (StorageLocked, 78),
         (StateTakenOver, 77),
         (StoreError, 75),
+        (StoreMissing, 78),
     ],
 )
 def test_each_error_has_the_exit_code_that_supervisors_act_on(kind: type[WanDilocoError], exit_code: int) -> None:

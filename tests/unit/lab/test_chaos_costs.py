@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from wan_diloco.lab.chaos_storm import Befallen
 from wan_diloco.lab.chaos_watch import Merged, Observations, Sample
 from wan_diloco.lab.links import LinkCounts
 from wan_diloco.lab.tape_audit import TapeAudit
+from wan_diloco.telemetry.report.faults import faults_part
 
 BOTH = frozenset({"east", "west"})
 
@@ -27,6 +29,9 @@ def merged(seen_s: float, **fresh: float) -> Merged:
 
 def fault(**settings: Any) -> FaultSettings:
     return FaultSettings.model_validate({"at": "0s", **settings})
+
+
+KILLED = (Befallen(fault=fault(kind="kill", target="learner:east"), began_s=103.0, ended_s=103.0),)
 
 
 def seen(*rounds: Merged, samples: tuple[Sample, ...] = ()) -> Observations:
@@ -98,6 +103,20 @@ def test_a_syncer_is_well_when_all_who_were_able_are_merged_again() -> None:
     assert costs[3]["problem"] == "the run was over before"
 
 
+def test_a_fault_that_the_end_undid_is_neither_well_nor_never_well() -> None:
+    item = Befallen(
+        fault=fault(kind="cut", target="link:east", **{"for": "30s"}), began_s=150.0, ended_s=160.0, cut_short=True
+    )
+    (cost,) = fault_costs([item], seen(merged(151.0, east=150.5)))
+    assert (cost["cut_short"], cost["well_after_s"]) == (True, None)
+    report = reported(TapeAudit(), {"ledger_balance": 0}, befallen=[item])
+    row = chaos_text(report).splitlines()[-1]
+    assert "10.0s" in row
+    assert "never" not in row
+    assert row.endswith("; undone early, as the run ended")
+    assert "10 s, undone early, as the run ended" in str(faults_part(report))
+
+
 def test_alive_training_and_averaged_are_told_apart() -> None:
     east = frozenset({"east"})
     found = seen(
@@ -112,14 +131,16 @@ def test_alive_training_and_averaged_are_told_apart() -> None:
     assert presence(Observations(), 2) == []
 
 
-def reported(audit: TapeAudit, summary: dict[str, Any], install: str = "overwrite") -> dict[str, Any]:
+def reported(
+    audit: TapeAudit, summary: dict[str, Any], install: str = "overwrite", befallen: Sequence[Befallen] = KILLED
+) -> dict[str, Any]:
     found = seen(merged(105.0, east=104.0), samples=tuple(sample(100.0 + second) for second in range(61)))
     return chaos_report(
         seed=5,
         regions=("east", "west"),
         quorum=1,
         install=install,
-        befallen=[Befallen(fault=fault(kind="kill", target="learner:east"), began_s=103.0, ended_s=103.0)],
+        befallen=befallen,
         seen=found,
         audit=audit,
         links={"east": LinkCounts(up_bytes=7)},

@@ -73,7 +73,13 @@ def schedule(*faults: dict[str, Any]) -> FaultSchedule:
     return parse_schedule({"faults": [{"at": "0s", **fault} for fault in faults]}, "test")
 
 
-def storm(faults: FaultSchedule, ground: Ground, link: LinkProxy, ballast: Ballast | None = None) -> Storm:
+def storm(
+    faults: FaultSchedule,
+    ground: Ground,
+    link: LinkProxy,
+    ballast: Ballast | None = None,
+    ends: tuple[asyncio.Event, ...] = (),
+) -> Storm:
     return Storm(
         faults,
         processes=ground,
@@ -81,6 +87,7 @@ def storm(faults: FaultSchedule, ground: Ground, link: LinkProxy, ballast: Balla
         ballast=ballast,
         starting=ground,
         say=lambda _: None,
+        ends=ends,
     )
 
 
@@ -102,6 +109,53 @@ def test_a_stopped_process_goes_on_after_the_last_of_two_stops(sleeper: subproce
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await poll(lambda: not stopped(sleeper))
+
+    asyncio.run(main())
+
+
+def test_what_befalls_a_run_is_undone_at_its_end_and_nothing_begins_any_more(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    async def main() -> None:
+        ground, ends = Ground(psutil.Process(sleeper.pid)), (asyncio.Event(), asyncio.Event())
+        link = LinkProxy(lambda: "", random.Random(0))
+        faults = schedule(
+            {"kind": "stop", "target": "learner:east", "for": "1h"},
+            {"kind": "cut", "target": "link:east", "for": "1h"},
+            {"kind": "kill", "target": "syncer", "at": "1h"},
+        )
+        async with asyncio.timeout(WITHIN_S), link, asyncio.TaskGroup() as group:
+            playing = storm(faults, ground, link, ends=ends)
+            running = group.create_task(playing.run())
+            await poll(lambda: stopped(sleeper) and link.state.cut)
+            ends[1].set()
+            await running
+            assert link.state == GOOD
+            await poll(lambda: not stopped(sleeper))
+        stop, cut, kill = playing.befallen
+        for item in (stop, cut):
+            assert item.cut_short
+            assert item.ended_s is not None
+            assert item.problem == ""
+        assert (kill.began_s, kill.cut_short) == (None, False)
+
+    asyncio.run(main())
+
+
+def test_a_fault_that_is_due_in_the_moment_of_the_end_does_not_begin(sleeper: subprocess.Popen[bytes]) -> None:
+    async def main() -> None:
+        link, end = LinkProxy(lambda: "", random.Random(0)), asyncio.Event()
+        end.set()
+        async with asyncio.timeout(WITHIN_S), link:
+            playing = storm(
+                schedule({"kind": "kill", "target": "syncer"}),
+                Ground(psutil.Process(sleeper.pid)),
+                link,
+                ends=(end,),
+            )
+            await playing.run()
+        assert playing.befallen[0].began_s is None
+        assert sleeper.poll() is None
 
     asyncio.run(main())
 

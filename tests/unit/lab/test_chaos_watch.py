@@ -60,6 +60,7 @@ class Broken:
 
     def __init__(self) -> None:
         self.held: frozenset[str] = frozenset()
+        self.decided = asyncio.Event()
 
     def guardian(self, name: str) -> int | None:
         raise RuntimeError("the table of processes can't be read")
@@ -91,6 +92,41 @@ def test_a_run_keeps_its_links_when_nobody_can_watch_it_any_more(tmp_path: Path)
             _, writer = await asyncio.open_connection(host, int(port))
             writer.close()
             assert not playing.done()
+            assert (tmp_path / "links").exists()
             playing.cancel()
+        assert not (tmp_path / "links").exists(), "nobody listens there any more"
 
     asyncio.run(main())
+
+
+class Unstarted(Broken):
+    """A supervisor that has started nobody."""
+
+    def guardian(self, name: str) -> int | None:
+        return None
+
+
+def test_nothing_befalls_a_run_whose_last_step_is_done_or_that_is_told_to_end(tmp_path: Path) -> None:
+    async def main(by_the_tape: bool) -> None:
+        config = load_config([REPOSITORY / "deploy" / "demo.toml"], env={}).config
+        cut = {"kind": "cut", "target": "link:us-east", "for": "1h"}
+        faults = parse_schedule({"faults": [{"at": "0s", **cut}, {"at": "1h", **cut}]}, "test")
+        scene, supervisor, tape = Scene(config, tmp_path, faults, fills=False), Unstarted(), tmp_path / "tape.jsonl"
+        tape.write_text(json.dumps({"type": "RunStarted"}) + "\n")
+        async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as group:
+            playing = group.create_task(scene.play(supervisor, lambda _: None))
+            await poll(lambda: bool(scene.befallen[0].began_s))
+            assert scene.link("us-east").cut
+            if by_the_tape:
+                with tape.open("a") as file:
+                    file.write(json.dumps({"type": "RunEnded"}) + "\n")
+            else:
+                supervisor.decided.set()
+            await poll(lambda: scene.link("us-east") == GOOD)
+            assert not playing.done(), "links are served, and the end is seen"
+            playing.cancel()
+        assert [item.cut_short for item in scene.befallen] == [True, False]
+        assert scene.befallen[1].began_s is None
+
+    for by_the_tape in (True, False):
+        asyncio.run(main(by_the_tape))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.store import s3_server
 from wan_diloco.clock import ManualClock
-from wan_diloco.errors import ConfigError, StateTakenOver, StorageLocked, StoreError
+from wan_diloco.errors import ConfigError, StateTakenOver, StorageLocked, StoreError, StoreMissing
 from wan_diloco.storage import LOCK_NAME, WATCH_S, LockNote, ObjectLock, ObjectStore
 
 
@@ -268,6 +268,18 @@ def test_a_server_that_takes_conditions_for_comments_is_refused(s3):
     store = Careless.open(s3.new_place(), s3.endpoint)
     with pytest.raises(ConfigError, match="doesn't refuse a put whose condition fails"):
         lock_of(store, "one").acquire(take_over=False, alone=False)
+
+
+def test_a_bucket_that_is_gone_is_an_outage_and_nobodys_take_over(s3):
+    store = ObjectStore.open(s3.new_place(), s3.endpoint)
+    lock = lock_of(store, "one")
+    lock.acquire(take_over=False, alone=False)
+    store.remove("lock.json")
+    store._fs.rmdir(store.url.removeprefix("s3://").partition("/")[0])
+    with pytest.raises(StoreMissing):
+        lock.renew()
+    assert lock.taken_over is None
+    assert lock.held
 
 
 def test_a_lock_that_somebody_removed_is_lost(store):

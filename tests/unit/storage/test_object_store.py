@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.support.store import S3Server, s3_environment, s3_server
-from wan_diloco.errors import ConfigError, StorageError, StoreError
+from wan_diloco.errors import ConfigError, StorageError, StoreError, StoreMissing
 from wan_diloco.storage import ObjectStore
 
 
@@ -134,10 +134,31 @@ def test_a_large_file_goes_in_parts_and_comes_back_whole(s3, tmp_path):
     assert (tmp_path / "back").read_bytes() == path.read_bytes()
 
 
-def test_a_bucket_that_is_not_there_is_an_error_that_names_it(s3):
+def test_a_bucket_that_is_not_there_is_an_error_that_names_it_and_no_absence(s3, tmp_path):
     store = ObjectStore.open("s3://nobody-made-this/prefix", s3.endpoint)
-    with pytest.raises(StoreError, match="can't write s3://nobody-made-this/prefix/x"):
-        store.put_bytes(b"", "x")
+    (tmp_path / "file").write_bytes(b"two")
+    asked = {
+        "read": (
+            lambda: store.get_bytes("x"),
+            lambda: store.get_file("x", tmp_path / "back"),
+            lambda: store.read_versioned("x"),
+        ),
+        "write": (
+            lambda: store.put_bytes(b"", "x"),
+            lambda: store.put_file(tmp_path / "file", "x"),
+            lambda: store.write_if("x", b"two", None),
+            lambda: store.write_if("x", b"two", '"a tag"'),
+        ),
+        "remove": (lambda: store.remove("x"),),
+    }
+    for action, questions in asked.items():
+        for ask in questions:
+            with pytest.raises(
+                StoreMissing, match=f"can't {action} {store.url}/x: there is no bucket nobody-made-this "
+            ):
+                ask()
+    with pytest.raises(StoreMissing, match="there is no bucket nobody-made-this "):
+        store.names()
 
 
 def test_a_server_that_is_down_is_an_error_of_one_line_and_not_an_absence(tmp_path):

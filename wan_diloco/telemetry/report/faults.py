@@ -43,14 +43,17 @@ def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
     what = f"{item.get('kind')} {item.get('target')}"
     if item.get("problem"):
         return (_time(item.get("at_s")), what, str(item["problem"]), "-", "-", "-", "-")
-    lasted_s = item.get("ended_s", 0.0) - item.get("began_s", 0.0)
+    lasted = _time(item.get("ended_s", 0.0) - item.get("began_s", 0.0))
+    well = _time(item.get("well_after_s"))
+    if item.get("cut_short"):
+        lasted, well = f"{lasted}, undone early, as the run ended", "-"
     discarded = item.get("tokens_discarded") or {}
     missed = item.get("rounds_missed")
     return (
         _time(item.get("began_s")),
         what,
-        _time(lasted_s),
-        _time(item.get("well_after_s")),
+        lasted,
+        well,
         _time(item.get("standstill_s")),
         "-" if missed is None else str(missed),
         ", ".join(f"{reason} {spell(tokens, 'tokens')}" for reason, tokens in discarded.items()) or "-",
