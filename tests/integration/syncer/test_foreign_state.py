@@ -34,7 +34,10 @@ def test_learners_of_a_run_survive_a_syncer_that_knows_nothing_of_it(tmp_path):
             initial = [value.published_N for value in begun.values()]
             east = Learner(network.connection(LearnerId(before[0].name)), CONFIG, before[0].name, initial)
             east.go_on(before[0])
-            await asyncio.gather(east.run(), asyncio.wait([made.task]))
+            lives = asyncio.create_task(east.run())
+            await asyncio.wait([made.task])
+            await east.leave()
+            await lives
             assert not [message for message in east.heard if isinstance(message, Refused | Stop)]
             with pytest.raises(ExceptionGroup) as caught:
                 made.task.result()
