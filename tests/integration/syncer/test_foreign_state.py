@@ -34,7 +34,7 @@ def test_learners_of_a_run_survive_a_syncer_that_knows_nothing_of_it(tmp_path):
             initial = [value.published_N for value in begun.values()]
             east = Learner(network.connection(LearnerId(before[0].name)), CONFIG, before[0].name, initial)
             east.go_on(before[0])
-            lives = asyncio.create_task(east.run())
+            lives = asyncio.get_running_loop().create_task(east.run())
             await asyncio.wait([made.task])
             await east.leave()
             await lives
