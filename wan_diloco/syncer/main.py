@@ -303,7 +303,9 @@ def _observer(
     listed = [LearnerId(region.name) for region in config.regions]
     learners = tuple(dict.fromkeys((*listed, *restored.state.incarnations)))
     earlier = read_metrics(run_folder / METRICS_FILE).lines if restored.resumed else ()
-    observer = Observer(metrics, clock, learners, restored.parameters, earlier, restored.state.anchors)
+    observer = Observer(
+        metrics, clock, learners, restored.parameters, earlier, restored.state.anchors, restored.new_epoch
+    )
     for note in restored.notes:
         observer.event("state_taken_up", note)
     # A process that is killed may leave the tape further on than the metrics.
