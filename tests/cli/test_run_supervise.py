@@ -202,7 +202,7 @@ def test_a_syncer_that_asks_for_it_is_resumed_and_learners_live_on(stage: Stage)
 @pytest.mark.parametrize("code", [2, 78])
 def test_a_learner_that_was_started_wrongly_ends_the_run_with_its_own_words(stage: Stage, code: int) -> None:
     outcome = run(stage.supervisor(LISTEN + LINGER, [f"end({code}, 'wan-diloco: no such thing')", LINGER]))
-    assert outcome == Outcome(exit_code=code, problem="r0 failed: wan-diloco: no such thing")
+    assert outcome == Outcome(exit_code=code, problem="r0 failed: no such thing")
     assert stage.drained("syncer")
 
 
@@ -224,7 +224,8 @@ def test_the_run_goes_on_without_a_learner_that_is_out(stage: Stage, learner: st
 
 
 def test_a_fenced_learner_ends_a_run_that_needs_it(stage: Stage) -> None:
-    outcome = run(stage.supervisor(LISTEN + LINGER, ["end(77, 'another has our place')", LINGER], quorum=2))
+    words = "wan-diloco: r0: another has our place"
+    outcome = run(stage.supervisor(LISTEN + LINGER, [f"end(77, {words!r})", LINGER], quorum=2))
     assert outcome == Outcome(exit_code=77, problem="r0 failed: another has our place")
 
 

@@ -165,7 +165,8 @@ class Keeper:
 
     def last_words(self) -> str:
         """Why the process ended, in its own words where it left any."""
-        return message_of(last_line(self.spec.log_path)) or describe_exit(self.exit_code)
+        words = message_of(last_line(self.spec.log_path)).removeprefix("wan-diloco: ")
+        return words.removeprefix(f"{self.spec.name}: ") or describe_exit(self.exit_code)
 
     async def _live(self, command: tuple[str, ...]) -> int:
         try:

@@ -52,6 +52,21 @@ __all__ = ["Observer"]
 _LEARNER_EVERY_S: Final = 1.0
 _LEARNER_EVERY_STEPS: Final = 100
 _SPEED_WINDOW_S: Final = 15.0
+# What became of that which was waited for.
+_OVER: Final = {
+    "donor": "it has its moments, asks no more, or is gone",
+    "end": "the last rounds are done",
+    "finite": "losses are finite again",
+    "fragment": "its round is closed",
+    "journal": "the disk takes the journal again",
+    "leap": "its steps are told one after the other again",
+    "member": "it is heard again",
+    "quorum": "a quorum is live",
+    "snapshot": "snapshots are written again",
+    "start": "the run has started",
+    "storage": "merges are done again",
+    "store": "the store has what it should",
+}
 
 
 @dataclass(slots=True)
@@ -122,8 +137,9 @@ class Observer:
             self._reasons[topic] = text
         else:
             self._reasons.pop(topic, None)
-        name = f"{topic.partition(':')[0]}_waiting"
-        self._changes.note(name, text or "no longer", state=f"{topic} {text}", topic=topic)
+        kind = topic.partition(":")[0]
+        over = _OVER.get(kind, "it is over")
+        self._changes.note(f"{kind}_waiting", text or over, state=f"{topic} {text}", topic=topic)
         self._metrics.write(WaitingRecord(reason="; ".join(self._reasons.values())))
 
     def event(self, name: str, detail: str) -> None:

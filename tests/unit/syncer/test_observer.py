@@ -143,3 +143,11 @@ def test_the_log_says_how_the_run_stands(metrics):
     assert [(line["event"], line["global_step"], line["live"], line["rounds"]) for line in logs] == [
         ("progress", 0, [EAST], 0)
     ]
+
+
+def test_the_end_of_waiting_says_what_became_of_it(metrics):
+    observer = Observer(metrics, ManualClock(), (EAST,), (10,))
+    with capture_logs() as logs:
+        for text in ("waiting for east before the first step", ""):
+            observer.reason("start", text)
+    assert [line["reason"] for line in logs] == ["waiting for east before the first step", "the run has started"]
