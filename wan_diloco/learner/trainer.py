@@ -186,12 +186,7 @@ def run_learner(
     _require_one_rank(region, own.ranks, 1 if meeting is None else meeting.world_size)
     _set_threads(threads, shared=len(config.regions) > 1 and not syncer and not own.address)
     with stop_signals() as signals, learner_group(meeting):
-        layout = run_layout(config)
-        shards = DataShards(config, region)
-        replica = Replica(config, build_model(config), shards.units)
-        state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
-        slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments], state_bytes)
-        trainer = LocalTrainer(config, replica, layout, slots, life_id=secrets.token_hex(16), read_shard=shards.read)
+        trainer, slots = _make_trainer(config, region)
         folder = checkpoint_folder(run_folder, region)
         # A second learner of the region would fence the first at the syncer: refused before it says a word.
         with FolderLock(folder.parent, f"learner of {region}"):
@@ -220,6 +215,16 @@ def run_learner(
         if trainer.exit is not None and code != EXIT_OK:
             refused(trainer.exit.reason)
         return code
+
+
+def _make_trainer(config: RunConfig, region: str) -> tuple[LocalTrainer, FragmentSlots]:
+    layout = run_layout(config)
+    shards = DataShards(config, region)
+    replica = Replica(config, build_model(config), shards.units)
+    state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
+    slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments], state_bytes)
+    trainer = LocalTrainer(config, replica, layout, slots, life_id=secrets.token_hex(16), read_shard=shards.read)
+    return trainer, slots
 
 
 def _require_one_rank(region: str, configured: int, started: int) -> None:
