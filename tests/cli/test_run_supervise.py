@@ -182,6 +182,24 @@ def test_learners_start_when_the_syncer_listens(stage: Stage) -> None:
     assert run(stage.supervisor(syncer, ["pass"])).exit_code == 0
 
 
+def test_the_process_that_is_named_is_the_one_that_trains_and_not_its_guardian(stage: Stage) -> None:
+    own = "(folder / f'{name}.pid').write_text(str(os.getpid()))\n(folder / f'{name}.ready').touch()\n"
+    supervisor = stage.supervisor(LISTEN + LINGER, [own + LINGER])
+    named: list[int | None] = [supervisor.learners[0].command_pid]
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.run())
+            await until((stage.folder / "r0.ready").exists)
+            named.append(supervisor.learners[0].command_pid)
+            supervisor.interrupt(signal.SIGTERM)
+            return await task
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert named == [None, int((stage.folder / "r0.pid").read_text())]
+    assert supervisor.learners[0].command_pid is None
+
+
 def test_a_killed_learner_is_started_again_and_resumes(stage: Stage) -> None:
     learner = "(folder / 'again').touch() if life > 1 else os.kill(os.getpid(), signal.SIGKILL)"
     supervisor = stage.supervisor(LISTEN + "wait('again')", [learner])
