@@ -52,7 +52,7 @@ def test_a_person_is_told_who_is_there_what_is_open_and_what_is_waited_for() -> 
     lines = status_text(STATUS, "host:7000").splitlines()
     assert lines[0] == "syncer host:7000, term 2, epoch 1"
     assert lines[1].startswith("step 120/2441, ")
-    assert lines[2] == "1 rounds open, 3 due"
+    assert lines[2] == "rounds: 1 open, 3 due"
     (east,) = [line for line in lines if line.startswith("us-east")]
     assert east.split() == ["us-east", "live", "121", "0", "50%", "124k", "2.500", "20ms", "0s", "ago", "1MiB", "3MiB"]
     (west,) = [line for line in lines if line.startswith("eu-west")]

@@ -96,7 +96,7 @@ def status_text(told: Mapping[str, Any], where: str) -> str:
     lines = [
         f"syncer {where}, term {_said(told.get('term'), str)}, epoch {_said(told.get('epoch'), str)}",
         ", ".join(facts(view)),
-        f"{len(open_)} rounds open, {due} due",
+        f"rounds: {len(open_)} open, {due} due",
         "",
         *_table(rows),
         "",
