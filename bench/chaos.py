@@ -10,6 +10,8 @@ many are merged (a killed learner trains on fewer), and its whole schedule of le
 - `longest_standstill_s`: without a published round, while a quorum could contribute; the worst of the seeds is judged.
 - `ledger_balance`, `double_merges`, `repeated_units`, `lost_acknowledged`, `unaccounted`: summed over the seeds without
   their signs, all to be 0.
+- `replayed_otherwise`: of the seeds, in how many `wan-diloco replay` of the whole journal, from the initial weights on,
+  doesn't give the digest of every version that was published; `replayed_versions` are compared.
 - `never_well`: faults after which no work of a region that they hit was merged again before the end, of all seeds.
 - `loss_over_faultless`: final validation loss over the other run's; `merged_over_faultless` says how equal they were.
 """
@@ -18,12 +20,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from local_runs import DEMO, command, finished, stretched, summary
+from local_runs import DEMO, ROOT, command, finished, stretched, summary
 from machine import machine
 from rounds import note, show
 
@@ -36,13 +39,23 @@ MERGED_APART_MAX = 0.02
 ZEROS = ("ledger_balance", "double_merges", "repeated_units", "lost_acknowledged", "unaccounted")
 
 
+def replayed(folder: Path) -> dict[str, Any]:
+    """What `wan-diloco replay` says of a run: whether its journal gives the versions that it published, all of them."""
+    words = [sys.executable, "-m", "wan_diloco", "replay", str(folder), "--json"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    proof: dict[str, Any] = json.loads(done.stdout) if done.stdout else {"equal": False, "versions": 0}
+    return proof
+
+
 def one(seed: int, duration_s: float, faults: int, scratch: Path) -> dict[str, Any]:
     """Both runs of a seed."""
     tokens = round(CALM_SHARE * duration_s / STEP_S) * STEP_TOKENS
     settings = [*stretched(REGIONS, f"{STEP_S}s"), f"run.seed={seed}"]
+    kept = "syncer.journal_retention=all"
     words = ("--random", "--seed", str(seed), "--faults", str(faults), "--duration", f"{duration_s}s", "--json")
     shaken = scratch / f"chaos-{seed}"
-    report = json.loads(finished(command("chaos", DEMO, shaken, [*settings, f"run.tokens={tokens}"], *words)))
+    report = json.loads(finished(command("chaos", DEMO, shaken, [*settings, kept, f"run.tokens={tokens}"], *words)))
+    proof = replayed(shaken)
     befell = [item for item in report["befallen"] if not item["problem"]]
     well_after_s = [item["well_after_s"] for item in befell if item["well_after_s"] is not None]
     result = {key: report[key] for key in ("faults", "faults_by_kind", "longest_standstill_s", *ZEROS)}
@@ -63,6 +76,8 @@ def one(seed: int, duration_s: float, faults: int, scratch: Path) -> dict[str, A
         "loss_over_faultless": came_to["validation_nats_per_byte"] / calm["validation_nats_per_byte"],
         "merged_over_faultless": merged / calm["tokens_merged"],
         "tokens_discarded": came_to["tokens_discarded"],
+        "replayed_versions": proof["versions"],
+        "replayed_otherwise": int(not proof["equal"]),
         "well_after_s_max": max(well_after_s, default=None),
         "never_well": [
             f"{item['kind']} {item['target']} at {item['began_s']} s" for item in befell if item["well_after_s"] is None
@@ -80,6 +95,7 @@ def measure(seeds: list[int], duration_s: float, faults: int) -> dict[str, Any]:
     result["runs"] = runs
     result["faults"] = min(run["faults"] for run in runs)
     result |= {key: sum(abs(run[key]) for run in runs) for key in ZEROS}
+    result |= {key: sum(run[key] for run in runs) for key in ("replayed_versions", "replayed_otherwise")}
     result["never_well"] = sum(len(run["never_well"]) for run in runs)
     note(result, "longest_standstill_s", [run["longest_standstill_s"] for run in runs])
     note(result, "loss_over_faultless", [run["loss_over_faultless"] for run in runs])

@@ -109,6 +109,7 @@ ROWS = (
     Row("chaos", "repeated_units", "five minutes of faults: units of data merged twice", 0.0),
     Row("chaos", "lost_acknowledged", "five minutes of faults: acknowledged and lost", 0.0),
     Row("chaos", "ledger_balance", "five minutes of faults: tokens unaccounted for", 0.0),
+    Row("chaos", "replayed_otherwise", "five minutes of faults: runs whose journal gives other versions", 0.0),
     Row("chaos", "loss_over_faultless", "five minutes of faults: loss, over none at as many merged tokens", 1.03),
     Row(
         "kill_one",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,60 @@ def test_watching_follows_the_address_and_survives_silence(tmp_path: Path) -> No
     asyncio.run(scene())
     assert asked[:2] == ["127.0.0.1:1", "127.0.0.1:2"]
     assert shown[:4] == [None, None, 7, 7]
+
+
+def test_it_says_which_processes_there_are_and_who_is_back(tmp_path: Path) -> None:
+    # A view a second: state of the region as its syncer has it, and its restarts; None where nobody answers.
+    live, gone = {"live": True}, {"live": True, "connected": False}
+    script: list[tuple[dict[str, Any] | None, int]] = [
+        ({"incarnation": 0}, 0),
+        (live, 0),
+        (gone, 0),
+        (live, 0),  # a broken connection
+        (None, 0),
+        (None, 0),
+        (live, 0),  # the syncer was away, and not the region
+        (gone, 1),
+        (gone, 1),
+        (live, 1),
+        *[(gone, 1)] * 9,
+        (live, 1),
+    ]
+    (tmp_path / "address").write_text("127.0.0.1:1")
+    clock, console = ManualClock(), Console(file=io.StringIO(), width=200, color_system=None)
+    at = -1
+
+    async def fetch(address: str, timeout_s: float) -> dict[str, Any]:
+        nonlocal at
+        at += 1
+        if at == len(script):
+            raise asyncio.CancelledError
+        clock.advance(1.0)
+        learner, _ = script[at]
+        if learner is None:
+            raise PeerUnavailable("nobody there")
+        return {"learners": [{"learner_id": "us-east", "incarnation": 1, **learner}]}
+
+    async def scene() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch(
+                LineDisplay(console, clock),
+                address_path=tmp_path / "address",
+                processes=lambda: {"syncer": ("running", 0), "us-east": ("running", script[at][1])},
+                fetch=fetch,
+                clock=clock,
+                ending=lambda: False,
+                pids=lambda: {"syncer": 40, "us-east": 41 + script[at][1]},
+                poll_s=0.0,
+            )
+
+    asyncio.run(scene())
+    said = [line for line in console.file.getvalue().splitlines() if "process" in line]  # type: ignore[attr-defined]
+    assert said == [
+        "wan-diloco: all are there; their processes: syncer 40, us-east 41",
+        "wan-diloco: us-east is back after 2 s, as process 42",
+        "wan-diloco: us-east is back after 9 s, as process 42",
+    ]
 
 
 def test_the_result_says_what_is_known_and_quotes_the_model() -> None:

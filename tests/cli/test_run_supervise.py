@@ -182,6 +182,24 @@ def test_learners_start_when_the_syncer_listens(stage: Stage) -> None:
     assert run(stage.supervisor(syncer, ["pass"])).exit_code == 0
 
 
+def test_the_process_that_is_named_is_the_one_that_trains_and_not_its_guardian(stage: Stage) -> None:
+    own = "(folder / f'{name}.pid').write_text(str(os.getpid()))\n(folder / f'{name}.ready').touch()\n"
+    supervisor = stage.supervisor(LISTEN + LINGER, [own + LINGER])
+    named: list[int | None] = [supervisor.learners[0].command_pid]
+
+    async def scene() -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(supervisor.run())
+            await until((stage.folder / "r0.ready").exists)
+            named.append(supervisor.learners[0].command_pid)
+            supervisor.interrupt(signal.SIGTERM)
+            return await task
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert named == [None, int((stage.folder / "r0.pid").read_text())]
+    assert supervisor.learners[0].command_pid is None
+
+
 def test_a_killed_learner_is_started_again_and_resumes(stage: Stage) -> None:
     learner = "(folder / 'again').touch() if life > 1 else os.kill(os.getpid(), signal.SIGKILL)"
     supervisor = stage.supervisor(LISTEN + "wait('again')", [learner])
@@ -202,7 +220,7 @@ def test_a_syncer_that_asks_for_it_is_resumed_and_learners_live_on(stage: Stage)
 @pytest.mark.parametrize("code", [2, 78])
 def test_a_learner_that_was_started_wrongly_ends_the_run_with_its_own_words(stage: Stage, code: int) -> None:
     outcome = run(stage.supervisor(LISTEN + LINGER, [f"end({code}, 'wan-diloco: no such thing')", LINGER]))
-    assert outcome == Outcome(exit_code=code, problem="r0 failed: wan-diloco: no such thing")
+    assert outcome == Outcome(exit_code=code, problem="r0 failed: no such thing")
     assert stage.drained("syncer")
 
 
@@ -224,7 +242,8 @@ def test_the_run_goes_on_without_a_learner_that_is_out(stage: Stage, learner: st
 
 
 def test_a_fenced_learner_ends_a_run_that_needs_it(stage: Stage) -> None:
-    outcome = run(stage.supervisor(LISTEN + LINGER, ["end(77, 'another has our place')", LINGER], quorum=2))
+    words = "wan-diloco: r0: another has our place"
+    outcome = run(stage.supervisor(LISTEN + LINGER, [f"end(77, {words!r})", LINGER], quorum=2))
     assert outcome == Outcome(exit_code=77, problem="r0 failed: another has our place")
 
 

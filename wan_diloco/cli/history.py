@@ -9,6 +9,8 @@ __all__ = ["History"]
 
 _RECENT_S: Final = 60.0
 _RECENT_ROUNDS_MIN: Final = 12
+# Shorter absences of a process that lives on are a broken connection's, and not worth a word.
+_ABSENT_MIN_S: Final = 5.0
 
 
 class _Seen(NamedTuple):
@@ -24,6 +26,8 @@ class History:
         """Nothing is known yet."""
         self._states: dict[str, tuple[str, float]] = {}
         self._merged: dict[str, deque[_Seen]] = {}
+        # Of each that was there once: its restarts when it was there last, and since when it isn't.
+        self._there: dict[str, tuple[int, float | None]] = {}
 
     def lasting_s(self, name: str, state: str, now_s: float) -> float:
         """How long `name` has been in `state`, which it is in now."""
@@ -32,6 +36,25 @@ class History:
             self._states[name] = (state, now_s)
             return 0.0
         return now_s - old[1]
+
+    def absence_s(self, name: str, restarts: int, now_s: float, *, there: bool) -> float | None:
+        """For how long `name` wasn't there, when it is back with this view and that is worth a word; else None.
+
+        Args:
+            name: Of a region.
+            restarts: Of its process so far.
+            now_s: The watcher's clock.
+            there: Whether it is there now; not to be asked while nobody can tell.
+        """
+        known, since_s = self._there.get(name, (restarts, None))
+        if not there:
+            if name in self._there:
+                self._there[name] = (known, now_s if since_s is None else since_s)
+            return None
+        self._there[name] = (restarts, None)
+        if since_s is None or (restarts == known and now_s - since_s < _ABSENT_MIN_S):
+            return None
+        return now_s - since_s
 
     def merged_share(self, name: str, merged: int, rounds: int, now_s: float) -> float | None:
         """In how many of the last rounds `name` was, 0 to 1; None while they are too few to say.

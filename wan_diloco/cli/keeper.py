@@ -103,6 +103,19 @@ class Keeper:
         """The guardian's pid, which is also the process group of everything that the process starts."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def command_pid(self) -> int | None:
+        """The pid of the process itself; None while there is none."""
+        import psutil
+
+        if self.pid is None:
+            return None
+        with contextlib.suppress(psutil.Error):
+            # The oldest: what it leaves behind becomes the guardian's too, for a moment.
+            children = sorted(psutil.Process(self.pid).children(), key=lambda child: child.create_time())
+            return next((child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE), None)
+        return None
+
     async def keep(self) -> Condition:
         """Keep the process alive until it finished, failed for good, or was told to stop.
 
@@ -165,7 +178,8 @@ class Keeper:
 
     def last_words(self) -> str:
         """Why the process ended, in its own words where it left any."""
-        return message_of(last_line(self.spec.log_path)) or describe_exit(self.exit_code)
+        words = message_of(last_line(self.spec.log_path)).removeprefix("wan-diloco: ")
+        return words.removeprefix(f"{self.spec.name}: ") or describe_exit(self.exit_code)
 
     async def _live(self, command: tuple[str, ...]) -> int:
         try:

@@ -231,6 +231,10 @@ async def _watched(supervisor: Supervisor, display: Display, address_path: Path,
     def processes() -> dict[str, tuple[str, int]]:
         return {keeper.spec.name: _shown(keeper) for keeper in (supervisor.syncer, *supervisor.learners)}
 
+    def pids() -> dict[str, int]:
+        keepers = (supervisor.syncer, *supervisor.learners)
+        return {keeper.spec.name: pid for keeper in keepers if (pid := keeper.command_pid) is not None}
+
     try:
         await watch(
             display,
@@ -239,6 +243,7 @@ async def _watched(supervisor: Supervisor, display: Display, address_path: Path,
             fetch=fetch_status,
             clock=clock,
             ending=lambda: supervisor.ending and not supervisor.finished,
+            pids=pids,
         )
     except Exception as exc:  # noqa: BLE001 - this is the supervisor, and a display must never end a run
         with contextlib.suppress(OSError):

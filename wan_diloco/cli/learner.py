@@ -82,5 +82,6 @@ def learner(
         threads=threads,
         clock=clock,
         load=again,
+        refused=lambda reason: typer.echo(f"wan-diloco: {region}: {' '.join(reason.split())}", err=True),
     )
     raise typer.Exit(code)

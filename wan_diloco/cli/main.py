@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from wan_diloco.cli import chaos, config, export, learner, replay, run, simulate, syncer, version
+from wan_diloco.cli import chaos, config, export, learner, replay, run, simulate, status, syncer, version
 from wan_diloco.errors import EXIT_INTERNAL, WanDilocoError
 
 __all__ = ["build_app", "main"]
@@ -33,6 +33,7 @@ def build_app() -> typer.Typer:
     run.register(app)
     syncer.register(app)
     learner.register(app)
+    status.register(app)
     export.register(app)
     replay.register(app)
     simulate.register(app)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -152,6 +152,7 @@ async def watch(
     fetch: Callable[[str, float], Awaitable[Mapping[str, Any]]],
     clock: Clock,
     ending: Callable[[], bool],
+    pids: Callable[[], Mapping[str, int]] = dict,
     poll_s: float = _POLL_S,
 ) -> None:
     """Show a run again and again until cancelled.
@@ -163,9 +164,11 @@ async def watch(
         fetch: Asks the syncer at an address for its status, within some seconds.
         clock: Measures how long things last.
         ending: Whether the processes were told to end.
+        pids: Of the processes that run now, by name.
         poll_s: Between two looks.
     """
     history = History()
+    announced = False
     status: Mapping[str, Any] | None = None
     while True:
         answering, address = False, _read(address_path)
@@ -175,17 +178,32 @@ async def watch(
                 answering = True
         if answering or status is None or not status.get("ended"):
             # A syncer that has ended the run falls silent while it writes the report.
-            display.show(
-                view_of(
-                    status,
-                    answering=answering,
-                    processes=processes(),
-                    history=history,
-                    now_s=clock.now_s(),
-                    ending=ending(),
-                )
+            view = view_of(
+                status,
+                answering=answering,
+                processes=processes(),
+                history=history,
+                now_s=clock.now_s(),
+                ending=ending(),
             )
+            display.show(view)
+            if answering and not (view.ending or view.ended):
+                if not announced and all(region.live for region in view.regions):
+                    announced = True
+                    numbers = ", ".join(f"{name} {pid}" for name, pid in pids().items())
+                    display.say(f"wan-diloco: all are there; their processes: {numbers}")
+                for text in _returns(view, history, pids, clock.now_s()):
+                    display.say(f"wan-diloco: {text}")
         await asyncio.sleep(poll_s)
+
+
+def _returns(view: RunView, history: History, pids: Callable[[], Mapping[str, int]], now_s: float) -> Iterator[str]:
+    """Who is back since the last view."""
+    for region in view.regions:
+        absent_s = history.absence_s(region.name, region.restarts, now_s, there=region.live)
+        if absent_s is not None:
+            pid = pids().get(region.name)
+            yield f"{region.name} is back after {absent_s:.0f} s" + ("" if pid is None else f", as process {pid}")
 
 
 def _read(path: Path) -> str:

@@ -14,6 +14,7 @@ from wan_diloco.protocol.events import (
     PinState,
     RequestSnapshot,
     SetPace,
+    ShowReason,
 )
 from wan_diloco.units import Incarnation, LocalStep, ShardId, Term, Version
 
@@ -143,7 +144,17 @@ class InstallValue:
     slot: int
 
 
-Command = Admitted | InstallValue | InstallMoments | RequestSnapshot | PinState | AllowSteps | SetPace | ExitLearner
+Command = (
+    Admitted
+    | InstallValue
+    | InstallMoments
+    | RequestSnapshot
+    | PinState
+    | AllowSteps
+    | SetPace
+    | ShowReason
+    | ExitLearner
+)
 
 
 class CommandSink(Protocol):

@@ -25,6 +25,7 @@ from wan_diloco.protocol.events import (
     PinState,
     RequestSnapshot,
     SetPace,
+    ShowReason,
     SnapshotTaken,
 )
 from wan_diloco.training import load_optimizer_tensors, optimizer_tensors, zero_nonfinite_moments
@@ -117,6 +118,7 @@ class LocalTrainer:
         self._loss: float | None = None
         self._learning_rate = 0.0
         self._step_time_s = 0.0
+        self._reasons: dict[str, str] = {}
         self.exit: ExitLearner | None = None
         """Set once the learner's part is over."""
 
@@ -144,6 +146,12 @@ class LocalTrainer:
     def may_step(self) -> bool:
         """Whether the next step may be taken."""
         return self.exit is None and (self._until_step is None or self._local_step < self._until_step)
+
+    @property
+    def reason(self) -> str:
+        """Why no step may be taken, as the uplink says; empty where it says nothing."""
+        # What is said of single fragments holds nobody up, and isn't withdrawn.
+        return "; ".join(text for topic, text in sorted(self._reasons.items()) if text and ":" not in topic)
 
     @property
     def position(self) -> LearnerPosition:
@@ -230,6 +238,8 @@ class LocalTrainer:
                         self._take_data(lease)
                 case Admitted(incarnation=incarnation, term=term):
                     self._incarnation, self._term = incarnation, term
+                case ShowReason(topic=topic, text=text):
+                    self._reasons[topic] = text
                 case ExitLearner():
                     self.exit = command
                 case _:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from wan_diloco.config import LiveConfig
-from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, CheckpointError, ConfigError, StorageError
+from wan_diloco.errors import EXIT_AUTH, EXIT_CONFIG, EXIT_OK, CheckpointError, ConfigError, StorageError
 from wan_diloco.learner.checkpoint import CheckpointWriter, load_checkpoint, save_checkpoint
 from wan_diloco.learner.ipc import UplinkStart
 from wan_diloco.learner.local_trainer import LocalTrainer
@@ -96,7 +96,8 @@ class TrainingLoop:
         while True:
             self._boundary()
             if self._trainer.exit is not None:
-                _LOG.info("learner_ends", reason=self._trainer.exit.reason)
+                say = _LOG.info if self._trainer.exit.exit_code == EXIT_OK else _LOG.error
+                say("learner_ends", reason=self._trainer.exit.reason, exit_code=self._trainer.exit.exit_code)
                 return self._trainer.exit.exit_code
             if self._signals.received is not None:
                 _LOG.info("learner_ends", reason=self._signals.received.name)
@@ -115,8 +116,10 @@ class TrainingLoop:
             self._uplink.passed(passed)
         if (now_s := self._clock.now_s()) - self._told_s >= _PROGRESS_EVERY_S:
             self._told_s = now_s
+            holds = not self._trainer.may_step
             _LOG.info(
-                "training" if self._trainer.may_step else "holding",
+                "holding" if holds else "training",
+                **({"reason": self._trainer.reason or "waits for the syncer"} if holds else {}),
                 global_step=self._trainer.global_step,
                 total_steps=self._trainer.total_steps,
                 local_step=passed.local_step,
@@ -153,6 +156,7 @@ def run_learner(
     threads: int,
     clock: Clock,
     load: Callable[[], RunConfig],
+    refused: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Be the learner of a region until the run ends.
 
@@ -166,9 +170,10 @@ def run_learner(
             thinks best.
         clock: Of this machine.
         load: Reads the configuration again, at SIGHUP.
+        refused: Told why, as the last word, when the syncer doesn't let us take part.
 
     Returns:
-        The exit code: 0 at the run's end, 77 or 78 when the syncer refuses us, 128 + number after a signal.
+        The exit code: 0 at the run's end, 75, 77 or 78 when the syncer refuses us, 128 + number after a signal.
 
     Raises:
         TransportError: No uplink can be kept alive.
@@ -181,12 +186,7 @@ def run_learner(
     _require_one_rank(region, own.ranks, 1 if meeting is None else meeting.world_size)
     _set_threads(threads, shared=len(config.regions) > 1 and not syncer and not own.address)
     with stop_signals() as signals, learner_group(meeting):
-        layout = run_layout(config)
-        shards = DataShards(config, region)
-        replica = Replica(config, build_model(config), shards.units)
-        state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
-        slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments], state_bytes)
-        trainer = LocalTrainer(config, replica, layout, slots, life_id=secrets.token_hex(16), read_shard=shards.read)
+        trainer, slots = _make_trainer(config, region)
         folder = checkpoint_folder(run_folder, region)
         # A second learner of the region would fence the first at the syncer: refused before it says a word.
         with FolderLock(folder.parent, f"learner of {region}"):
@@ -212,7 +212,19 @@ def run_learner(
             if trainer.has_trained and code not in {EXIT_AUTH, EXIT_CONFIG}:
                 # One that was refused may be the old double of a learner that stands, and has the same folder.
                 _save_last(trainer, folder)
+        if trainer.exit is not None and code != EXIT_OK:
+            refused(trainer.exit.reason)
         return code
+
+
+def _make_trainer(config: RunConfig, region: str) -> tuple[LocalTrainer, FragmentSlots]:
+    layout = run_layout(config)
+    shards = DataShards(config, region)
+    replica = Replica(config, build_model(config), shards.units)
+    state_bytes = MomentsLayout.of(optimizer_tensors(replica.optimizer, replica.model)).size_bytes
+    slots = FragmentSlots.create([fragment.numel for fragment in layout.fragments], state_bytes)
+    trainer = LocalTrainer(config, replica, layout, slots, life_id=secrets.token_hex(16), read_shard=shards.read)
+    return trainer, slots
 
 
 def _require_one_rank(region: str, configured: int, started: int) -> None:

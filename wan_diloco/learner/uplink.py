@@ -31,7 +31,7 @@ from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
 from wan_diloco.models import run_layout
 from wan_diloco.protocol import serial
-from wan_diloco.protocol.deadlines import in_words
+from wan_diloco.protocol.deadlines import WHERE_PRINTED, in_words
 from wan_diloco.telemetry import ChangeLogger, configure_logging, get_logger
 from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 __all__ = ["main", "syncer_address"]
 
 _LINE_BYTES_MAX: Final = 1 << 26
+# What became of that which was waited for.
+_OVER: Final = {
+    "syncer": "connected, and welcomed",
+    "step": "steps may be taken",
+    "moments": "it has its inner moments",
+    "finite": "losses are finite again",
+}
 # A union is no class for the type checker, but it is what `serial.loads` takes.
 _TRAINER_MESSAGE: Final = cast("Any", TrainerMessage)
 
@@ -160,18 +167,20 @@ def _show() -> Callable[[ShowReason], None]:
     changes = ChangeLogger(get_logger("uplink"))
 
     def show(effect: ShowReason) -> None:
-        changes.note(f"waiting_{effect.topic.partition(':')[0]}", effect.text or "no longer", topic=effect.topic)
+        kind = effect.topic.partition(":")[0]
+        changes.note(f"waiting_{kind}", effect.text or _OVER.get(kind, "it is over"), topic=effect.topic)
 
     return show
 
 
 def _tell_deadlines(config: RunConfig, region: str) -> Callable[[float], None]:
-    """Log all limits; and those that the first round trip changes, when it is known.
+    """Log where all limits are printed; and those that the first round trip changes, when it is known.
 
-    Later ones change them by little, and the log needn't follow.
+    Later ones change them by little, and the log needn't follow. All of them at once would be the first thing that a
+    person is shown, and the longest.
     """
     log, unmeasured = get_logger("uplink"), deadlines_of(config, region)
-    log.info("deadlines", **in_words(unmeasured))
+    log.info("deadlines", detail=WHERE_PRINTED)
     told = False
 
     def measured(rtt_s: float) -> None:

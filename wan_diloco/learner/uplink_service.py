@@ -139,6 +139,7 @@ class UplinkService:
         self._deferred_snapshots: dict[FragmentId, RequestSnapshot] = {}
         # Why the connection is to be given up; empty while it isn't.
         self._refused = ""
+        self._shown: dict[str, str] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -240,8 +241,12 @@ class UplinkService:
             case ExitLearner():
                 self._sink.send(effect)
                 self._finished.set()
-            case ShowReason():
+            case ShowReason(topic=topic, text=text):
                 self._show(effect)
+                if self._shown.get(topic, "") != text:
+                    # A trainer that hangs takes nothing, and a link that breaks goes on to break.
+                    self._shown[topic] = text
+                    self._sink.send(effect)
             case _:
                 assert_never(effect)
 

@@ -46,6 +46,7 @@ __all__ = [
     "SPARE_S",
     "UPLINK_DYING_S",
     "UPLINK_RESTART",
+    "WHERE_PRINTED",
     "WINDOW_MAX_S",
     "WORK_RETRY_S",
     "Deadline",
@@ -348,6 +349,10 @@ def syncer_deadlines(
             follows="said by what started it; else less than 30 s, when schedulers kill",
         ),
     )
+
+
+WHERE_PRINTED = "`wan-diloco config show CONFIG --deadlines` prints every time limit, and what it follows from"
+"""For logs, in which the whole table would be the longest line."""
 
 
 def in_words(rows: Sequence[Deadline]) -> dict[str, str]:

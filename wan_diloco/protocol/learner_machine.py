@@ -135,7 +135,7 @@ class LearnerMachine:
         self._started = False
         self._target: tuple[Version, ...] = ()
         self._allowed: LocalStep | None = local_step
-        self._held = False
+        self._held = ""
         self._exiting = False
 
     @property
@@ -401,11 +401,11 @@ class LearnerMachine:
         if allowed != self._allowed:
             self._allowed = allowed
             self.context.effects.append(AllowSteps(until_step=allowed))
-        held = self._started and self._joined and self._rejoin.settled and self._step >= self._total_steps
+        joined, settled, last = self._joined, self._rejoin.settled, self._total_steps
+        held = self.context.why_no_step(started=self._started, joined=joined, settled=settled, total_steps=last)
         if held != self._held:
             self._held = held
-            text = f"holds: the run's {self._total_steps} steps are done, waits for the last rounds" if held else ""
-            self.context.effects.append(ShowReason(topic="end", text=text))
+            self.context.effects.append(ShowReason(topic="step", text=held))
 
     @property
     def _step(self) -> int:

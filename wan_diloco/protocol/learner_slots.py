@@ -170,3 +170,19 @@ class LearnerContext:
         """The effects of the event just handled."""
         effects, self.effects = self.effects, []
         return effects
+
+    def why_no_step(self, *, started: bool, joined: bool, settled: bool, total_steps: int) -> str:
+        """Why a learner that was welcomed takes no step, in a sentence; empty where it may, or its moments say it.
+
+        Args:
+            started: The run has.
+            joined: It has the values that it begins with.
+            settled: It has its inner moments.
+            total_steps: Of the run.
+        """
+        if not started:
+            return "no step yet: the run starts when all regions are there, or run.start_timeout is over"
+        if not joined:
+            return "no step yet: takes the published values"
+        is_done = settled and self.counters.local_step - self.anchor >= total_steps
+        return f"holds: the run's {total_steps} steps are done, waits for the last rounds" if is_done else ""

@@ -15,6 +15,7 @@ class LearnerStatus:
     """One learner.
 
     Attributes:
+        behind_steps: Of the run's step, by how many its own is less.
         silent_s: Since anything came from it.
         merged_fresh: In how many rounds it was.
         moments: Where the inner moments of its life came from: "own", "peer of NAME", "none"; empty before.
@@ -30,6 +31,7 @@ class LearnerStatus:
     loss: float | None
     step_time_s: float
     learning_rate: float
+    behind_steps: int
     silent_s: float
     merged_fresh: int
     moments: str
@@ -137,6 +139,7 @@ def _learners(machine: SyncerMachine, now_s: float) -> tuple[LearnerStatus, ...]
             loss=member.loss,
             step_time_s=member.step_time_s,
             learning_rate=member.learning_rate,
+            behind_steps=max(0, machine.context.membership.global_step - member.progress),
             silent_s=now_s - member.heard_s,
             merged_fresh=machine.state.participation[member.learner_id],
             moments=member.moments,

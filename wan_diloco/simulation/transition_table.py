@@ -154,6 +154,7 @@ RESTARTS = (
 )
 SHOWN = (
     "start",
+    "step",
     "quorum",
     "member",
     "leap",

@@ -24,13 +24,12 @@ from wan_diloco.config import LiveConfig, RunConfig
 from wan_diloco.errors import EXIT_OK, StateTakenOver, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol import serial
-from wan_diloco.protocol.deadlines import SHIP_LAST_S, SPARE_S, in_words
+from wan_diloco.protocol.deadlines import SHIP_LAST_S, SPARE_S, WHERE_PRINTED
 from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import ContributionsLost, FragmentPublished, Refragmented, RoundClosed
 from wan_diloco.storage import write_text
 from wan_diloco.syncer.conclusion import conclude, withdraw_interim
-from wan_diloco.syncer.deadlines import deadlines_of
 from wan_diloco.syncer.ending import EndedEarly, Ending, ending_signals
 from wan_diloco.syncer.evaluation import Curve
 from wan_diloco.syncer.evaluator_process import EvaluatorProcess
@@ -40,7 +39,7 @@ from wan_diloco.syncer.journal_keeper import JournalKeeper, TapeMirror
 from wan_diloco.syncer.observer import Observer
 from wan_diloco.syncer.parts import Parts
 from wan_diloco.syncer.plan import cutting_for, line_rates, machine_settings, server_limits
-from wan_diloco.syncer.restore import Restored, open_state
+from wan_diloco.syncer.restore import Restored, open_state, snapshot_name
 from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.shipping import Shipper
 from wan_diloco.syncer.snapshots import SnapshotKeeper, newest_sequence
@@ -175,7 +174,7 @@ def _attend(
             input_log=input_log,
             shipper=shipper,
         )
-        _LOG.info("deadlines", **in_words(deadlines_of(config, ending.within_s)))
+        _LOG.info("deadlines", detail=WHERE_PRINTED)
         _LOG.info("journal_retention", detail=_RETENTION[config.syncer.journal_retention])
         # What is there now stays: to look through it for garbage again and again would hold the loop up.
         gc.collect()
@@ -185,6 +184,7 @@ def _attend(
     except EndedEarly:
         ending.served()
         _conclude(run_folder, restored.state, metrics, clock.now_s(), finished=False, unevaluated="")
+        _say_where_state_is(run_folder)
         return ending.exit_code
     ending.served()
     finished = service.finished
@@ -192,6 +192,8 @@ def _attend(
     _conclude(run_folder, service.state, metrics, ended_s, finished=finished, unevaluated=service.unevaluated)
     if shipper is not None:
         _ship_last(shipper, ending)
+    if not finished:
+        _say_where_state_is(run_folder)
     exit_code = EXIT_OK if finished or ending.received is None else ending.exit_code
     if service.gave_up:
         # A thread is in the middle of something, and nobody knows for how long.
@@ -199,6 +201,14 @@ def _attend(
             link.leave()
         leave_at_once(exit_code)
     return exit_code
+
+
+def _say_where_state_is(run_folder: Path) -> None:
+    folder = run_folder / "state"
+    name = snapshot_name(newest_sequence(folder / "snapshots"))
+    # Where the last snapshot wasn't written in time, what it lacks is in the journal.
+    detail = f"the run's state is snapshot {name} and the journal behind it in {folder}"
+    _LOG.info("state_written", detail=f"{detail}: the same command with --resume goes on from there")
 
 
 def _keep_freed_memory() -> None:
@@ -305,7 +315,9 @@ def _observer(
     listed = [LearnerId(region.name) for region in config.regions]
     learners = tuple(dict.fromkeys((*listed, *restored.state.incarnations)))
     earlier = read_metrics(run_folder / METRICS_FILE).lines if restored.resumed else ()
-    observer = Observer(metrics, clock, learners, restored.parameters, earlier, restored.state.anchors)
+    observer = Observer(
+        metrics, clock, learners, restored.parameters, earlier, restored.state.anchors, restored.new_epoch
+    )
     for note in restored.notes:
         observer.event("state_taken_up", note)
     # A process that is killed may leave the tape further on than the metrics.
@@ -367,7 +379,14 @@ async def _serve(
     # Who started us may have it wait until now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     address = run_folder / "address"
-    write_text(address, await server.start())
+    bound = await server.start()
+    write_text(address, bound)
+    _LOG.info(
+        "listening",
+        address=bound,
+        folder=str(run_folder),
+        detail="learners reach it with --syncer HOST:PORT, a region's `address`, or its --run-folder on this machine",
+    )
     try:
         await (service.run() if shipper is None else _run_shipped(service, shipper))
     except BaseExceptionGroup as group:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from wan_diloco.clock import Clock
 from wan_diloco.protocol.messages import Report
-from wan_diloco.protocol.rejoin_messages import MomentsSource, StateSettled
+from wan_diloco.protocol.rejoin_messages import MomentsSource, StateSettled, StateWanted
 from wan_diloco.protocol.status import Status
 from wan_diloco.protocol.tape import (
     ContributionsLost,
@@ -52,6 +52,21 @@ __all__ = ["Observer"]
 _LEARNER_EVERY_S: Final = 1.0
 _LEARNER_EVERY_STEPS: Final = 100
 _SPEED_WINDOW_S: Final = 15.0
+# What became of that which was waited for.
+_OVER: Final = {
+    "donor": "it has its moments, asks no more, or is gone",
+    "end": "the last rounds are done",
+    "finite": "losses are finite again",
+    "fragment": "its round is closed",
+    "journal": "the disk takes the journal again",
+    "leap": "its steps are told one after the other again",
+    "member": "it is heard again",
+    "quorum": "a quorum is live",
+    "snapshot": "snapshots are written again",
+    "start": "the run has started",
+    "storage": "merges are done again",
+    "store": "the store has what it should",
+}
 
 
 @dataclass(slots=True)
@@ -71,6 +86,7 @@ class Observer:
         parameters: Of each fragment, until records say otherwise.
         earlier: Lines that an earlier life of this syncer wrote, so that totals go on where they were.
         live: Who was, when that life ended.
+        new_epoch: Why this start begins a new epoch, as what follows "since"; empty where it begins none.
 
     Attributes:
         store: How it stands with the copies of the state; None where there are none.
@@ -84,11 +100,13 @@ class Observer:
         parameters: tuple[int, ...],
         earlier: tuple[Line, ...] = (),
         live: Collection[LearnerId] = (),
+        new_epoch: str = "",
     ) -> None:
         """Take up the totals of earlier lines."""
         self._metrics = metrics
         self._clock = clock
         self._parameters = parameters
+        self._new_epoch = new_epoch
         self._logger = get_logger(__name__)
         self._changes = ChangeLogger(self._logger)
         self._reasons: dict[str, str] = {}
@@ -105,6 +123,8 @@ class Observer:
         self._new: set[LearnerId] = set()
         self._unleased: set[LearnerId] = set()
         self._moments: dict[LearnerId, str] = {}
+        # Whose word about its moments is news: it began its life with this process, or asked it for them.
+        self._unsettled: set[LearnerId] = set()
         self.store: Callable[[], Mapping[str, object]] | None = None
         for line in earlier:
             self._take_up(line)
@@ -117,8 +137,9 @@ class Observer:
             self._reasons[topic] = text
         else:
             self._reasons.pop(topic, None)
-        name = f"{topic.partition(':')[0]}_waiting"
-        self._changes.note(name, text or "no longer", state=f"{topic} {text}", topic=topic)
+        kind = topic.partition(":")[0]
+        over = _OVER.get(kind, "it is over")
+        self._changes.note(f"{kind}_waiting", text or over, state=f"{topic} {text}", topic=topic)
         self._metrics.write(WaitingRecord(reason="; ".join(self._reasons.values())))
 
     def event(self, name: str, detail: str) -> None:
@@ -126,12 +147,17 @@ class Observer:
         self._metrics.write(EventRecord(name=name, detail=detail))
         self._logger.info(name, detail=detail)
 
-    def said(self, learner_id: LearnerId, message: Report | StateSettled, global_step: GlobalStep) -> None:
+    def said(
+        self, learner_id: LearnerId, message: Report | StateWanted | StateSettled, global_step: GlobalStep
+    ) -> None:
         """What a learner says of itself."""
-        if isinstance(message, Report):
-            self.reported(learner_id, message, global_step)
-        elif global_step > 0:
-            self.rejoined(learner_id, message)
+        match message:
+            case Report():
+                self.reported(learner_id, message, global_step)
+            case StateWanted():
+                self._unsettled.add(learner_id)
+            case StateSettled():
+                self.rejoined(learner_id, message, global_step)
 
     def reported(self, learner_id: LearnerId, report: Report, global_step: GlobalStep) -> None:
         """A learner's progress; not every report becomes a record."""
@@ -142,8 +168,8 @@ class Observer:
         if crossed or self._clock.now_s() - shown_s >= _LEARNER_EVERY_S:
             self._show(learner_id)
 
-    def rejoined(self, learner_id: LearnerId, settled: StateSettled) -> None:
-        """A new life says where its inner moments are from; it may say so again when it connects again."""
+    def rejoined(self, learner_id: LearnerId, settled: StateSettled, global_step: GlobalStep) -> None:
+        """A new life says where its inner moments are from; it says so again whenever it connects again."""
         match settled.source:
             case MomentsSource.PEER:
                 text = f"those of {settled.donor}, as of step {settled.global_step}"
@@ -151,15 +177,20 @@ class Observer:
                 text = f"its own, as of step {settled.global_step}"
             case MomentsSource.NONE:
                 text = "none: they begin at zero"
-        if self._moments.get(learner_id) != text:
-            self._moments[learner_id] = text
+        known = self._moments.get(learner_id)
+        # Where nothing is known, and it doesn't begin, an earlier process of the syncer was told.
+        is_news = known != text and (known is not None or learner_id in self._unsettled)
+        self._moments[learner_id] = text
+        self._unsettled.discard(learner_id)
+        # At the run's beginning all begin at zero, and nobody needs to be told.
+        if is_news and global_step > 0:
             self.event("moments", f"{learner_id} begins with {text}")
 
     def recorded(self, record: TapeRecord) -> None:
         """A record of the tape is down."""
         match record:
             case SyncerStarted() if record.term > 1:
-                self.event("syncer_restarted", f"it goes on where it was, for the {record.term - 1}. time")
+                self.event("syncer_restarted", self._restarted(record))
             case RunEnded():
                 self.event("run_ended", record.reason)
             case ShardsAssigned():
@@ -301,9 +332,18 @@ class Observer:
         (from_s, before), (to_s, after) = self._speed[0], self._speed[-1]
         return max(0.0, (after - before) / (to_s - from_s)) if to_s > from_s else 0.0
 
+    def _restarted(self, record: SyncerStarted) -> str:
+        if not self._new_epoch:
+            return f"it goes on where it was, in term {record.term}"
+        return (
+            f"a new epoch begins ({record.epoch}, in term {record.term}), since {self._new_epoch}; learners take the "
+            "published values anew, and work under way is discarded"
+        )
+
     def _admitted(self, record: LearnerAdmitted) -> None:
         learner_id = record.learner_id
         self._new.add(learner_id)
+        self._unsettled.add(learner_id)
         self._moments.pop(learner_id, None)
         self._traffic.setdefault(learner_id, Counters())
         if record.incarnation == 1:

@@ -55,6 +55,8 @@ _HELP: Final = (
     "Put back a copy of that file, or of the whole folder; where there is none, `wan-diloco export` writes the model "
     "of the newest good snapshot, and another run can begin in another folder"
 )
+_UNFLUSHED: Final = 'the process before didn\'t flush all that it had said (syncer.durability = "interval")'
+_FETCHED: Final = "the state is what the store had, which may be less than was done"
 # Fragments that are merged again at a time; each takes its own memory.
 _REPLAY_THREADS_MAX: Final = 4
 _NO_TERM: Final = Term(0)
@@ -78,6 +80,7 @@ class Restored:
         resumed: Whether there was a run in the folder.
         notes: What the operator should know, one sentence each.
         snapshot: The newest one in the folder that is good: what was begun or taken up with.
+        new_epoch: Why this start begins a new epoch, as what follows "since"; empty where it begins none.
         term_min, epoch_min: The machine must begin with these at least.
     """
 
@@ -91,6 +94,7 @@ class Restored:
     resumed: bool
     notes: tuple[str, ...]
     snapshot: str
+    new_epoch: str = ""
     term_min: Term = _NO_TERM
     epoch_min: Epoch = _FIRST_EPOCH
 
@@ -310,6 +314,7 @@ def _take_up(
     cutting.require_allowed(there, folder)
     # Of those that are gone since long only the tape and the state know.
     check_shards(json.loads(dict(agreement)["regions"]), {str(name): shard for name, shard in state.shards.items()})
+    new_epoch = [] if state.durable or state.ended else [_UNFLUSHED]
     if there != cutting.fragments:
         # Last: a start that is refused must change nothing.
         cut = plan_cut(cutting, there, state, store.values(), initial())
@@ -318,6 +323,9 @@ def _take_up(
         replay.apply(cut)
         tape.append(cut)
         other.append(_cut(cut))
+    if tape and isinstance(tape[-1], Refragmented):
+        # This start's, or that of one that was broken off before it could say so.
+        new_epoch.append("the parameters are cut into other fragments")
     return Restored(
         lock=lock,
         journal=journal,
@@ -329,6 +337,7 @@ def _take_up(
         resumed=True,
         notes=(*other, *notes.values()),
         snapshot=latest.name,
+        new_epoch=" and ".join(new_epoch),
     )
 
 
@@ -379,7 +388,17 @@ def _settle(folder: Path, restored: Restored, link: StoreLink) -> Restored:
         # Numbers of rounds leap by epochs, and one of those that another may have had is a cut's that was just made.
         is_cut = bool(restored.tape) and isinstance(restored.tape[-1], Refragmented)
         epoch_min = max(state.epoch, link.lock.epoch + is_cut) + 1
-    link.settled(folder, term=state.term + 1, epoch=next_epoch(state, Epoch(epoch_min)))
+    epoch = next_epoch(state, Epoch(epoch_min))
+    new_epoch = [restored.new_epoch] if restored.new_epoch else []
+    if epoch > state.epoch and link.begins_epoch:
+        new_epoch.append(_FETCHED if link.fetched is not None else "another syncer had the store before")
+    elif epoch > state.epoch and not new_epoch:
+        new_epoch.append("the start before this one, which was to begin it, was broken off")
+    link.settled(folder, term=state.term + 1, epoch=epoch)
     return replace(
-        restored, notes=(*restored.notes, *link.notes), term_min=Term(link.lock.term), epoch_min=Epoch(link.lock.epoch)
+        restored,
+        notes=(*restored.notes, *link.notes),
+        new_epoch=" and ".join(new_epoch),
+        term_min=Term(link.lock.term),
+        epoch_min=Epoch(link.lock.epoch),
     )

@@ -44,7 +44,7 @@ from wan_diloco.protocol.events import (
     UploadStored,
 )
 from wan_diloco.protocol.messages import ContributionHeader, Hello, LearnerMessage, RefusalReason, Report, Welcome
-from wan_diloco.protocol.rejoin_messages import StateSettled
+from wan_diloco.protocol.rejoin_messages import StateSettled, StateWanted
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import FragmentPublished, SyncerStarted
@@ -215,7 +215,9 @@ class SyncerService:
         """A control message."""
         if isinstance(message, Hello):
             self._named.said_hello(session, message.learner_id)
-        elif isinstance(message, Report | StateSettled) and (learner_id := self._named.learner(session.session)):
+        elif isinstance(message, Report | StateWanted | StateSettled) and (
+            learner_id := self._named.learner(session.session)
+        ):
             if isinstance(message, Report):
                 session.set_round_trip(message.rtt_s)
             step = GlobalStep(self._machine.context.membership.global_step)

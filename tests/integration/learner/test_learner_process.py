@@ -211,7 +211,12 @@ def test_a_refusal_is_told_by_the_exit_code(tmp_path: Path) -> None:
     config, folder = write_config(tmp_path), tmp_path / "run"
 
     async def scene() -> int:
-        async with serving(folder, refusal=RefusalReason.OTHER_LAYOUT) as syncer, learner(config, folder) as process:
+        async with (
+            serving(folder, refusal=RefusalReason.OTHER_LAYOUT) as syncer,
+            learner(config, folder, stderr=PIPE) as process,
+        ):
+            last = (await process.said()).splitlines()[-1]
+            assert last.startswith("wan-diloco: east: refused (other_layout)")
             code = await process.exit_code()
             assert syncer.steps == 0
             return code

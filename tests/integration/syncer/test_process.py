@@ -111,8 +111,14 @@ def test_a_run_from_start_to_report(tmp_path):
             async with learners(config, lambda _: grpc_connection(address)) as group:
                 await _train(address, group, 9)
                 assert await process.exit_code() == 0, process.log.read_text()
-            (limits,) = [line for line in process.log.read_text().splitlines() if " deadlines " in line]
-            assert "lease='1h: sync.membership_lease" in limits
+            lines = process.log.read_text().splitlines()
+            (limits,) = [line for line in lines if " deadlines " in line]
+            assert "config show CONFIG --deadlines" in limits
+            assert len(limits) < 200
+            (listening,) = [line for line in lines if " listening " in line]
+            assert f"address={address}" in listening
+            assert f"folder={tmp_path}" in listening
+            assert "state_written" not in process.log.read_text(), "a run that has ended doesn't go on"
 
     asyncio.run(story())
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -211,6 +217,11 @@ def test_a_signal_drains_and_another_process_takes_the_state_up(tmp_path):
                 await _train(address, group, 5)
                 process.popen.send_signal(signal.SIGTERM)
                 assert await process.exit_code() == 143, process.log.read_text()
+        last = process.log.read_text().splitlines()[-1]
+        newest = max((tmp_path / "state" / "snapshots").iterdir(), key=lambda path: int(path.name.partition("-")[2]))
+        assert " state_written " in last
+        assert f"snapshot {newest.name} and the journal behind it in {tmp_path / 'state'}" in last
+        assert "--resume" in last
         assert not (tmp_path / "address").exists()
         summary = json.loads((tmp_path / "summary.json").read_text())
         assert not summary["finished"]

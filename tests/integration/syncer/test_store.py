@@ -128,16 +128,21 @@ def _started(config, restored):
 def test_an_epoch_that_was_to_begin_begins_after_a_crash_before_it(tmp_path, s3):
     config = _config(s3, s3.new_place())
     asyncio.run(_train_and_stop(config, tmp_path / "one"))
-    terms = []
+    terms, reasons = [], []
     for _ in range(2):
         # The first is killed when all is fetched, and before its machine has written a word.
         restored = open_tiny(tmp_path / "two" / "state", config, resume=True, link=(link := _link(config)))
         state = _started(config, restored)
         assert state.epoch == 1
         terms.append(state.term)
+        reasons.append(restored.new_epoch)
         link.leave()
         close(restored)
     assert terms == [2, 3]
+    assert reasons == [
+        "the state is what the store had, which may be less than was done",
+        "the start before this one, which was to begin it, was broken off",
+    ]
 
 
 def _published(store):

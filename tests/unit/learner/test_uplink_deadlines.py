@@ -1,11 +1,12 @@
-"""What an uplink says of its time limits: all of them once, and once what the first round trip changes."""
+"""What an uplink says of its waits, and where its time limits are: those that the first round trip changes are said."""
 
 from __future__ import annotations
 
 from structlog.testing import capture_logs
 
 from tests.unit.learner.conftest import MakeConfig
-from wan_diloco.learner.uplink import _tell_deadlines
+from wan_diloco.learner.uplink import _show, _tell_deadlines
+from wan_diloco.protocol.events import ShowReason
 
 
 def test_limits_are_said_at_the_start_and_when_the_round_trip_is_known(make_config: MakeConfig) -> None:
@@ -16,8 +17,16 @@ def test_limits_are_said_at_the_start_and_when_the_round_trip_is_known(make_conf
         measured(4.0)
     start, later = logs
     assert start["event"] == "deadlines"
-    assert start["heartbeat"] == "2.5s: sync.membership_lease / 4"
-    assert start["upload_progress"] == "8s: uplink: 200Mbit/s, no round trip measured yet"
+    assert "config show CONFIG --deadlines" in start["detail"]
+    assert start.keys() == {"event", "log_level", "detail"}, "the whole table is the longest line of a log"
     assert later["event"] == "deadlines_measured"
     assert later["upload_progress"].endswith("s: uplink: 200Mbit/s, a round trip of 3s")
     assert later.keys() == {"event", "log_level", "upload_progress"}
+
+
+def test_the_end_of_waiting_says_what_became_of_it() -> None:
+    with capture_logs() as logs:
+        show = _show()
+        for text in ("the syncer can't be reached: reset", ""):
+            show(ShowReason(topic="syncer", text=text))
+    assert [line["reason"] for line in logs] == ["the syncer can't be reached: reset", "connected, and welcomed"]

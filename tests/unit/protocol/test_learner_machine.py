@@ -53,7 +53,13 @@ def test_it_knocks_says_hello_and_reports() -> None:
     assert of(Report, said(effects))
     assert SetPace(anchor=0, total_steps=GlobalStep(100), lease=Lease(shard=ShardId(0), first_unit=5)) in effects
     assert not of(AllowSteps, effects), "no step before the start"
-    assert uplink.hears(Start(global_step=GlobalStep(0), anchor=0)) == [AllowSteps(until_step=LocalStep(100))]
+    (why,) = of(ShowReason, effects)[1:]
+    assert why.topic == "step"
+    assert why.text == "no step yet: the run starts when all regions are there, or run.start_timeout is over"
+    assert uplink.hears(Start(global_step=GlobalStep(0), anchor=0)) == [
+        AllowSteps(until_step=LocalStep(100)),
+        ShowReason(topic="step", text=""),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +129,7 @@ def test_a_joiner_takes_no_step_before_it_has_what_was_there_at_its_welcome() ->
     uplink.machine.start()
     effects = uplink.joins(version(3), version(0), global_step=12)
     assert not of(AllowSteps, effects)
+    assert ShowReason(topic="step", text="no step yet: takes the published values") in effects
     assert not of(AllowSteps, uplink.hears(NoDonor(reason="the test has none")))
     uplink.tell(UpdateArrived(header=update(3)))
     uplink.tell(applied(3))
@@ -144,7 +151,7 @@ def test_the_pace_follows_the_step_last_heard(uplink: Uplink) -> None:
     assert not uplink.hears(Pace(global_step=GlobalStep(5), anchor=1))
 
 
-HOLDS = ShowReason(topic="end", text="holds: the run's 100 steps are done, waits for the last rounds")
+HOLDS = ShowReason(topic="step", text="holds: the run's 100 steps are done, waits for the last rounds")
 
 
 def test_at_the_last_step_it_holds_and_says_so_until_its_estimate_is_corrected(uplink: Uplink) -> None:
@@ -154,7 +161,7 @@ def test_at_the_last_step_it_holds_and_says_so_until_its_estimate_is_corrected(u
     assert not of(AllowSteps, effects), "no step beyond was ever allowed"
     effects = uplink.hears(Pace(global_step=GlobalStep(90), anchor=0))
     assert AllowSteps(until_step=LocalStep(110)) in effects
-    assert ShowReason(topic="end", text="") in effects
+    assert ShowReason(topic="step", text="") in effects
     assert HOLDS in uplink.hears(Pace(global_step=GlobalStep(100), anchor=0))
 
 

@@ -117,6 +117,7 @@ def test_the_run_goes_on_in_other_fragments(tmp_path):
     assert (totals.balance, totals.trained_tokens) == (0, 141.0)
     assert totals.discarded_tokens == {DiscardReason.REFRAGMENTED: 141.0}
     assert any("cut into 3 fragments" in note for note in restored.notes)
+    assert restored.new_epoch == "the parameters are cut into other fragments"
     close(restored)
     # Once it is so it needs no word, whether or not a snapshot was taken since; and the word does nothing.
     for refragment in (False, True):

@@ -7,10 +7,10 @@ import pytest
 from tests.support.syncer import close, open_tiny, tiny_config
 from wan_diloco.errors import ConfigError, StateDamaged, StorageLocked
 from wan_diloco.protocol import serial
-from wan_diloco.protocol.tape import LearnerAdmitted
+from wan_diloco.protocol.tape import LearnerAdmitted, SyncerStarted
 from wan_diloco.storage import JournalRef
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_TAPE
-from wan_diloco.units import Incarnation, LearnerId, LocalStep
+from wan_diloco.units import Epoch, Incarnation, LearnerId, LocalStep, Term
 
 ADMITTED = LearnerAdmitted(learner_id=LearnerId("east"), incarnation=Incarnation(3), local_step=LocalStep(0), tokens=0)
 
@@ -69,6 +69,20 @@ def test_the_tape_behind_the_snapshot_is_applied(tmp_path):
     assert again.state.incarnations == {"east": 3}
     assert again.last_tape == ref
     assert again.tape == (ADMITTED,)
+    close(again)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_start_knows_that_it_begins_a_new_epoch_and_why(tmp_path, durable):
+    restored = open_tiny(tmp_path / "state", tiny_config())
+    assert restored.new_epoch == ""
+    started = SyncerStarted(term=Term(1), epoch=Epoch(0), durable=durable)
+    restored.journal.append(KIND_TAPE, serial.dumps(started))
+    restored.journal.sync()
+    close(restored)
+    again = open_tiny(tmp_path / "state", tiny_config(), resume=True)
+    unflushed = 'the process before didn\'t flush all that it had said (syncer.durability = "interval")'
+    assert again.new_epoch == ("" if durable else unflushed)
     close(again)
 
 
