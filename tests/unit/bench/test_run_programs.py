@@ -15,12 +15,19 @@ def test_seeds_that_are_off_in_opposite_ways_are_off_by_the_sum(monkeypatch: pyt
 
     def one(seed: int, *_: object) -> dict[str, Any]:
         off = dict.fromkeys(chaos.ZEROS, 0) | {"ledger_balance": 5 if seed == 1 else -5}
-        figures = {"faults": 3, "longest_standstill_s": 1.0, "loss_over_faultless": 1.0, "merged_over_faultless": 1.0}
+        figures: dict[str, float] = {
+            "faults": 3,
+            "longest_standstill_s": 1.0,
+            "loss_over_faultless": 1.0,
+            "merged_over_faultless": 1.0,
+        }
+        figures |= {"replayed_versions": 7, "replayed_otherwise": int(seed == 1)}
         return off | figures | {"never_well": ["kill syncer at 3 s"] if seed == 2 else []}
 
     monkeypatch.setattr(chaos, "one", one)
     result = chaos.measure([1, 2], 300.0, 22)
     assert (result["ledger_balance"], result["never_well"], result["repeated_units"]) == (10, 1, 0)
+    assert (result["replayed_versions"], result["replayed_otherwise"]) == (14, 1)
 
 
 def test_a_fault_that_nobody_recovered_from_is_no_quick_recovery(
@@ -35,6 +42,7 @@ def test_a_fault_that_nobody_recovered_from_is_no_quick_recovery(
     result = chaos.one(1, 300.0, 22, tmp_path)
     assert result["well_after_s_max"] is None
     assert result["never_well"] == ["kill syncer at 3.0 s"]
+    assert result["replayed_otherwise"] == 1, "there is nothing that could be replayed"
 
 
 @pytest.mark.parametrize(("degrees", "value"), [(1, 12.71), (2, 4.30), (8, 2.57), (19, 2.09), (1000, 1.98)])
