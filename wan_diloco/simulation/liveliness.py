@@ -19,8 +19,8 @@ are closed without it: rounds that nobody closes are the other law's affair. Exc
 
 - a learner whose answer (a step, three ways, as many uploads as may be under way) takes longer than a round may be held
   open (bound x the quickest step);
-- a run whose period is shorter than such an answer and a merge: its rounds follow each other so closely that who has
-  just installed has no step to give;
+- a run whose period is shorter than such an answer, a merge, and the way back (a way, decoding, up to a step until the
+  next boundary): its rounds follow each other so closely that who has just installed has no step to give;
 - merges that aren't durable yet, which the books learn of later;
 - losses that aren't finite, which are worth nothing; and with `grace_safety` 0 nothing is promised.
 """
@@ -139,7 +139,8 @@ class Liveliness:
         rounds = len(self._invariants.closed) - first_closed
         longest_s = answer_s(settings, node.link)
         in_time = longest_s <= settings.bound_steps * step_s
-        in_turn = longest_s + settings.merge_s <= settings.period_steps * step_s
+        back_s = node.link.delay_s + node.link.jitter_s + settings.bulk_jitter_s + settings.decode_s + node.link.step_s
+        in_turn = longest_s + settings.merge_s + back_s <= settings.period_steps * step_s
         is_promised = settings.safety > 0 and in_time and in_turn and settings.durable
         if is_promised and rounds >= 2 * settings.num_fragments:
             text = f"{learner_id} has trained {steps} steps, {rounds} rounds were closed, and none had fresh work of it"
