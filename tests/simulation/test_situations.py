@@ -19,7 +19,14 @@ from wan_diloco.protocol.events import (
     UploadFailed,
     UploadOffered,
 )
-from wan_diloco.protocol.messages import Acknowledged, ContributionHeader, Pull, RefusalReason, SegmentKind
+from wan_diloco.protocol.messages import (
+    Acknowledged,
+    ContributionHeader,
+    ContributionRefused,
+    Pull,
+    RefusalReason,
+    SegmentKind,
+)
 from wan_diloco.protocol.status import status_of
 from wan_diloco.protocol.tape import ContributionJournalled, RoundClosed
 from wan_diloco.simulation.machines import LinkProfile, MachineWorld, Said, WorldSettings
@@ -175,6 +182,32 @@ def test_a_late_upload_rides_along_in_the_next_round() -> None:
         assert len(fresh - {M2}) >= world.settings.quorum, "it stands for nobody in the quorum"
     totals = world.syncer.state.totals
     assert totals.stale == len(late)
+
+
+def test_whose_work_comes_when_its_base_is_long_over_is_fresh_again_with_its_next() -> None:
+    world, witness = begin(WorldSettings(links=(FAST,) * 3, num_fragments=1, period_steps=4, total_steps=72))
+    # The first upload takes more than three periods; those after it find the link as it usually is.
+    world.change_link(world.nodes[M0], slower=14.0 / FAST.upload_s, steps_slower=1.0, lasts_s=20.0)
+    ends_well(world)
+    (refusal,) = witness.messages(ContributionRefused)
+    assert isinstance(refusal, ContributionRefused)
+    assert refusal.reason in {RefusalReason.STALE_BASE, RefusalReason.LATE}
+    (refused_s,) = [
+        time_s for time_s, said in witness.seen if isinstance(said, SendToLearner) and said.message == refusal
+    ]
+    after = [closed for time_s, closed in _closed_at(witness) if time_s > refused_s]
+    assert len(after) >= 10
+    entries = [[entry for entry in closed.entries if entry.header.key.learner_id == M0] for closed in after]
+    assert all([entry.staleness for entry in found] == [0] for found in entries[1:10]), "in each round, and fresh"
+    assert not any(said.header.resync for said in witness.all(SendUpdate) if isinstance(said, SendUpdate))
+
+
+def _closed_at(witness: Witness) -> list[tuple[float, RoundClosed]]:
+    return [
+        (time_s, said.record)
+        for time_s, said in witness.seen
+        if isinstance(said, Record) and isinstance(said.record, RoundClosed)
+    ]
 
 
 def test_who_dies_after_its_acknowledgement_has_its_work_merged() -> None:

@@ -8,6 +8,7 @@ from tests.support.desk import Desk, E, W, messages, only
 from tests.support.protocol import EAST, WEST, contribution, hello, report, version
 from wan_diloco.protocol.events import (
     CloseSession,
+    LearnerConnected,
     LearnerDisconnected,
     RefuseUpload,
     SessionId,
@@ -145,3 +146,30 @@ def test_fragments_that_do_not_exist_are_ignored(desk: Desk) -> None:
     desk.says(E, strange)
     assert desk.machine.state.ledger.balance(FragmentId(0)).steps == 0
     assert status_of(desk.machine, 0.0).rejected == {}
+
+
+def restarted(desk: Desk) -> Desk:
+    return Desk(desk.machine.context.settings, state_from_json(state_to_json(desk.machine.state)))
+
+
+def test_after_everybody_left_a_new_process_has_no_members_and_asks_nobody(desk: Desk) -> None:
+    desk.says(W, Goodbye(reason="it stops"))
+    desk.tell(LearnerDisconnected(session=E, reason="killed"))
+    lease_s = 100.0
+    desk.tell(TimerFired(), after_s=lease_s)
+    assert not list(desk.machine.context.membership.live())
+    after = restarted(desk)
+    assert not list(after.machine.context.membership.live())
+    assert not after.machine.conductor.open
+    after.tell(TimerFired(), after_s=1000.0)
+    assert not messages(after.effects)
+
+
+def test_who_was_cut_off_by_the_syncers_own_death_is_a_member_for_one_lease_and_then_gone(desk: Desk) -> None:
+    after = restarted(desk)
+    assert {member.learner_id for member in after.machine.context.membership.live()} == {EAST, WEST}
+    after.tell(LearnerConnected(session=E))
+    after.says(E, hello(EAST, incarnation=1))
+    after.says(E, report(0), after_s=9.0)
+    after.tell(TimerFired(), after_s=2.0)
+    assert {member.learner_id for member in after.machine.context.membership.live()} == {EAST}
