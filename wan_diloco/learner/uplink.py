@@ -31,7 +31,7 @@ from wan_diloco.learner.uplink_rate import UplinkRate
 from wan_diloco.learner.uplink_service import UplinkService
 from wan_diloco.models import run_layout
 from wan_diloco.protocol import serial
-from wan_diloco.protocol.deadlines import WHERE_PRINTED, in_words
+from wan_diloco.protocol.deadlines import in_short, in_words
 from wan_diloco.telemetry import ChangeLogger, configure_logging, get_logger
 from wan_diloco.transport.allocator import keep_freed_memory
 from wan_diloco.transport.grpc_client import grpc_connection
@@ -174,13 +174,12 @@ def _show() -> Callable[[ShowReason], None]:
 
 
 def _tell_deadlines(config: RunConfig, region: str) -> Callable[[float], None]:
-    """Log where all limits are printed; and those that the first round trip changes, when it is known.
+    """Log all limits; and those that the first round trip changes, when it is known.
 
-    Later ones change them by little, and the log needn't follow. All of them at once would be the first thing that a
-    person is shown, and the longest.
+    Later ones change them by little, and the log needn't follow.
     """
     log, unmeasured = get_logger("uplink"), deadlines_of(config, region)
-    log.info("deadlines", detail=WHERE_PRINTED)
+    log.info("deadlines", **in_short(unmeasured))
     told = False
 
     def measured(rtt_s: float) -> None:

@@ -46,13 +46,13 @@ __all__ = [
     "SPARE_S",
     "UPLINK_DYING_S",
     "UPLINK_RESTART",
-    "WHERE_PRINTED",
     "WINDOW_MAX_S",
     "WORK_RETRY_S",
     "Deadline",
     "EndBudget",
     "LinkFacts",
     "heartbeat_s",
+    "in_short",
     "in_words",
     "learner_deadlines",
     "member_lease_s",
@@ -351,8 +351,10 @@ def syncer_deadlines(
     )
 
 
-WHERE_PRINTED = "`wan-diloco config show CONFIG --deadlines` prints every time limit, and what it follows from"
-"""For logs, in which the whole table would be the longest line."""
+def in_short(rows: Sequence[Deadline]) -> dict[str, str]:
+    """A table as fields of the event with which a process begins: the limits alone, in one line."""
+    limits = ", ".join(f"{row.name} {row.limit}" for row in sorted(rows, key=lambda row: row.name))
+    return {"limits": limits, "detail": "`wan-diloco config show CONFIG --deadlines` says what each follows from"}
 
 
 def in_words(rows: Sequence[Deadline]) -> dict[str, str]:

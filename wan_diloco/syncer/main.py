@@ -24,12 +24,13 @@ from wan_diloco.config import LiveConfig, RunConfig
 from wan_diloco.errors import EXIT_OK, StateTakenOver, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol import serial
-from wan_diloco.protocol.deadlines import SHIP_LAST_S, SPARE_S, WHERE_PRINTED
+from wan_diloco.protocol.deadlines import SHIP_LAST_S, SPARE_S, in_short
 from wan_diloco.protocol.syncer_machine import SyncerMachine, SyncerSettings
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.protocol.tape import ContributionsLost, FragmentPublished, Refragmented, RoundClosed
 from wan_diloco.storage import write_text
 from wan_diloco.syncer.conclusion import conclude, withdraw_interim
+from wan_diloco.syncer.deadlines import deadlines_of
 from wan_diloco.syncer.ending import EndedEarly, Ending, ending_signals
 from wan_diloco.syncer.evaluation import Curve
 from wan_diloco.syncer.evaluator_process import EvaluatorProcess
@@ -174,7 +175,7 @@ def _attend(
             input_log=input_log,
             shipper=shipper,
         )
-        _LOG.info("deadlines", detail=WHERE_PRINTED)
+        _LOG.info("deadlines", **in_short(deadlines_of(config, ending.within_s)))
         _LOG.info("journal_retention", detail=_RETENTION[config.syncer.journal_retention])
         # What is there now stays: to look through it for garbage again and again would hold the loop up.
         gc.collect()
