@@ -52,7 +52,7 @@ class TornTail:
     Attributes:
         segment: The last segment.
         offset: Where it ends now.
-        dropped_bytes: How much was cut.
+        dropped_bytes: How much was cut; nothing where the segment had just been begun.
         problem: What was wrong with it.
     """
 
@@ -259,13 +259,12 @@ class Journal(JournalReader):
                 self._require(holding)
                 # A crash came while the segment was begun, and it holds no record yet.
                 self._begin_segment(segment)
-                if size_bytes:
-                    self.torn = TornTail(
-                        segment=segment,
-                        offset=SEGMENT_HEADER_BYTES,
-                        dropped_bytes=size_bytes,
-                        problem="the segment's header was cut off",
-                    )
+                self.torn = TornTail(
+                    segment=segment,
+                    offset=SEGMENT_HEADER_BYTES,
+                    dropped_bytes=size_bytes,
+                    problem="the segment's header was cut off",
+                )
                 return
             with path.open("rb") as file:
                 damaged = header_damage(file, segment)

@@ -352,7 +352,7 @@ def _other_notes(latest: LatestSnapshot, journal: Journal) -> list[str]:
     notes = [f"snapshot {item.name} was passed over: {item.problem}" for item in latest.skipped]
     if latest.skipped:
         notes.append(f"snapshot {latest.name} is taken instead, and the journal from there on")
-    if journal.torn is not None:
+    if journal.torn is not None and journal.torn.dropped_bytes:
         notes.append(f"a torn tail of {journal.torn.dropped_bytes} bytes was cut off the journal")
     if journal.stray:
         numbers = ", ".join(map(str, journal.stray))

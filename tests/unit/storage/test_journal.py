@@ -362,14 +362,6 @@ def test_a_refusal_names_the_segments_before_a_hole_too(tmp_path: Path) -> None:
         Journal.open(tmp_path, holding=ref)
 
 
-def test_an_empty_last_segment_has_no_torn_tail(tmp_path: Path) -> None:
-    Journal.open(tmp_path).close()
-    segment_file(tmp_path, 2).touch()
-    with Journal.open(tmp_path) as journal:
-        assert journal.segments == (1, 2)
-        assert journal.torn is None
-
-
 def test_what_is_flushed_into_a_file_that_was_removed_is_never_durable(tmp_path: Path) -> None:
     with Journal.open(tmp_path) as journal:
         journal.append(1, b"")

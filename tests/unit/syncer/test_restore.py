@@ -110,6 +110,15 @@ def test_what_is_no_snapshot_by_its_name_is_ignored_told_and_stays(tmp_path, nam
     assert {path.name for path in snapshots.iterdir()} == {"state-0", name}
 
 
+def test_nothing_is_said_of_a_last_segment_that_was_just_begun(tmp_path):
+    close(open_tiny(tmp_path / "state", tiny_config()))
+    (tmp_path / "state" / "journal" / "0000000002.journal").touch()
+    restored = open_tiny(tmp_path / "state", tiny_config(), resume=True)
+    assert restored.journal.segments == (1, 2)
+    assert restored.notes == ()
+    close(restored)
+
+
 def test_what_is_no_segment_by_its_name_is_ignored_and_told(tmp_path):
     close(open_tiny(tmp_path / "state", tiny_config()))
     path = tmp_path / "state" / "journal" / "99999999999999999999.journal"
