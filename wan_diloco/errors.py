@@ -39,6 +39,7 @@ __all__ = [
     "StateTakenOver",
     "StorageError",
     "StorageLocked",
+    "StorageUnusable",
     "StoreError",
     "StoreMissing",
     "TransportError",
@@ -175,6 +176,12 @@ class StorageError(WanDilocoError):
 
 class StorageLocked(StorageError):
     """Another process owns this folder."""
+
+    exit_code = EXIT_CONFIG
+
+
+class StorageUnusable(StorageError):
+    """A path can't be used for what it is needed for, and waiting doesn't change it: a folder in a file's place."""
 
     exit_code = EXIT_CONFIG
 

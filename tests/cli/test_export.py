@@ -95,6 +95,7 @@ class Run:
         # The first fragment is one merge behind, as some are most of the time.
         state.versions = [Version(Epoch(0), max(0, merges - (index == 0))) for index in range(len(values))]
         manifest = snapshot_manifest(state, self.config.agreement(), None)
+        self.snapshots.mkdir(parents=True, exist_ok=True)
         save_snapshot(self.snapshots, snapshot_name(sequence), snapshot_tensors(values), manifest)
         return published_tensors(self.layout, values)
 
@@ -158,6 +159,17 @@ def test_what_is_there_already_is_never_overwritten(tmp_path: Path) -> None:
         export_model(tmp_path / "run", tmp_path / "out", warn=quiet)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
     assert (tmp_path / "out" / "config.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("out", ["run/state", "run/state/model", "link/deeper", "run/logs/../state"])
+def test_nothing_is_exported_into_the_state_of_the_run(tmp_path: Path, out: str) -> None:
+    Run(tmp_path / "run", tiny_config()).snapshot(1)
+    (tmp_path / "run" / "logs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run" / "state")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="in the state of the run"):
+        export_model(tmp_path / "run", tmp_path / out, warn=quiet)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_folder_without_a_run_or_a_snapshot_is_refused_and_nothing_created(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from wan_diloco.cli.folders import (
     what_is_in,
 )
 from wan_diloco.config import RunConfig, parse_config
-from wan_diloco.errors import ConfigError, StorageLocked
-from wan_diloco.storage import FolderLock, Snapshot
+from wan_diloco.errors import ConfigError, StorageLocked, StorageUnusable
+from wan_diloco.storage import FolderLock, Snapshot, write_text
 from wan_diloco.syncer.fragments_store import snapshot_tensors
 from wan_diloco.syncer.main import run_syncer
 from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name
@@ -205,6 +205,59 @@ def test_a_file_in_the_way_of_the_folder_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(ConfigError, match="it is a file"):
             check_folder(tiny_config(), folder, resume=False)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("", "it is a file"), ("nowhere", "it is a symbolic link that leads to no folder")]
+)
+def test_a_state_that_is_no_folder_is_called_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, words: str
+) -> None:
+    config = tiny_config()
+    folder = make(tmp_path / "run", Holding.BASELINE, config)
+    (folder / "state").symlink_to(target) if target else (folder / "state").touch()
+    given = written(tmp_path, config)
+    outcomes = [command(capsys, name, given, folder) for name in ("run", "syncer --resume", "learner")]
+    outcomes.append(in_this_process(capsys, "replay", str(folder)))
+    outcomes.append(in_this_process(capsys, "export", str(folder), "--out", str(tmp_path / "out")))
+    for outcome in outcomes:
+        assert outcome.exit_code == 78
+        assert f"{folder / 'state'}: {words}, and a run's state is a folder" in outcome.stderr
+
+
+def test_what_a_run_wrote_and_is_no_configuration_any_more_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config()
+    folder = make(tmp_path / "run", Holding.RUN, config)
+    (folder / "config.json").write_text("{}")
+    outcomes = [
+        command(capsys, "syncer --resume", written(tmp_path, config), folder),
+        in_this_process(capsys, "replay", str(folder)),
+        in_this_process(capsys, "export", str(folder), "--out", str(tmp_path / "out")),
+    ]
+    for outcome in outcomes:
+        assert outcome.exit_code == 78
+        assert f"{folder / 'config.json'}: what a run wrote here isn't a configuration any more" in outcome.stderr
+        assert "run: is missing" in outcome.stderr
+
+
+def test_an_address_that_is_a_folder_is_no_passing_trouble(tmp_path: Path) -> None:
+    (tmp_path / "address").mkdir()
+    with pytest.raises(StorageUnusable, match="address: it is a folder, and a file is needed"):
+        write_text(tmp_path / "address", "127.0.0.1:7000")
+
+
+def test_a_journal_that_can_not_be_read_as_one_is_no_passing_trouble_for_a_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make(tmp_path / "run", Holding.RUN, tiny_config())
+    segment = folder / "state" / "journal" / "0000000001.journal"
+    segment.unlink()
+    segment.mkdir()
+    outcome = in_this_process(capsys, "replay", str(folder))
+    assert outcome.exit_code == 78
+    assert f"{segment}: it is a folder" in outcome.stderr
 
 
 def test_a_folder_that_cant_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

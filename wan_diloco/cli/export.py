@@ -61,7 +61,7 @@ def export_model(run_folder: Path, out: Path, *, warn: Callable[[str], None]) ->
 
     Raises:
         ConfigError: The folder holds no run, or one that has published nothing yet; or the files exist already, or
-            can't be written.
+            can't be written, or would lie in the run's own state.
         CheckpointError: No snapshot is good.
         StorageError: The disk is full or the system refused.
     """
@@ -69,6 +69,7 @@ def export_model(run_folder: Path, out: Path, *, warn: Callable[[str], None]) ->
     from wan_diloco.storage import write_json
     from wan_diloco.storage.filesystem import ensure_folder
 
+    _refuse_own_state(run_folder, out)
     weights, description = out / _WEIGHTS, out / _CONFIG
     for path in (weights, description):
         if path.exists():
@@ -80,11 +81,22 @@ def export_model(run_folder: Path, out: Path, *, warn: Callable[[str], None]) ->
     return weights, description
 
 
+def _refuse_own_state(run_folder: Path, out: Path) -> None:
+    """A state is what a restart finds: nothing else may lie in it."""
+    from wan_diloco.errors import ConfigError
+
+    state, target = (run_folder / "state").resolve(), out.resolve()
+    if target == state or state in target.parents:
+        raise ConfigError(
+            "this is in the state of the run, which nothing else may be in", where=str(out), hint="choose another --out"
+        )
+
+
 def _published(run_folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The model's tensors, and what is known about them."""
     from dataclasses import asdict
 
-    from wan_diloco.config import load_config
+    from wan_diloco.config import load_stored
     from wan_diloco.errors import ConfigError
     from wan_diloco.models import decoder_config, run_layout
     from wan_diloco.protocol.state_json import state_from_json
@@ -97,7 +109,7 @@ def _published(run_folder: Path, warn: Callable[[str], None]) -> tuple[dict[str,
         raise ConfigError("a baseline was trained in this folder, and leaves no model", where=str(run_folder))
     if not (run_folder / "config.json").is_file():
         raise ConfigError("there is no run in this folder", where=str(run_folder))
-    config = load_config([run_folder / "config.json"], env={}).config
+    config = load_stored(run_folder / "config.json")
     latest = latest_snapshot(run_folder / "state" / "snapshots")
     if latest is None:
         raise ConfigError("the run hasn't written a snapshot yet", where=str(run_folder), hint="try again later")

@@ -47,8 +47,19 @@ def what_is_in(folder: Path) -> Holding:
 
     The syncer makes `state` before anything else and writes the report after everything else; a baseline has no state.
     `config.json` says nothing: it is there too when no process came to work.
+
+    Raises:
+        ConfigError: Something is there under the name of a run's state, and is none.
     """
-    if (folder / "state").is_dir():
+    state = folder / "state"
+    if not state.is_dir() and os.path.lexists(state):
+        what = "a symbolic link that leads to no folder" if state.is_symlink() else "a file"
+        raise ConfigError(
+            f"it is {what}, and a run's state is a folder",
+            where=str(state),
+            hint="put the run's state back, or mount the disk that has it",
+        )
+    if state.is_dir():
         finished = _has_result(folder / "summary.json") and (folder / "report.html").exists()
         return Holding.FINISHED_RUN if finished else Holding.RUN
     if (folder / "summary.json").exists() or (folder / "metrics.jsonl").exists():
@@ -161,7 +172,7 @@ def check_baseline_folder(folder: Path) -> None:
         ConfigError: It can't be written, or holds a run or a finished baseline.
     """
     _check_writable(folder)
-    if (folder / "state").exists() or (folder / "summary.json").exists():
+    if os.path.lexists(folder / "state") or (folder / "summary.json").exists():
         raise ConfigError(
             "there is a result in this folder already", where=str(folder), hint="give another --run-folder"
         )
@@ -218,10 +229,10 @@ def _short(folder: Path) -> str:
 
 def _last_accepted(run_folder: Path) -> RunConfig | None:
     """The configuration that a syncer went on with last: it writes `config.json` when it has the run's state."""
-    from wan_diloco.config import load_config
+    from wan_diloco.config import load_stored
 
     stored = run_folder / "config.json"
-    return load_config([stored], env={}).config if stored.exists() else None
+    return load_stored(stored) if stored.exists() else None
 
 
 def _shards_had(run_folder: Path, before: RunConfig) -> dict[str, int]:

@@ -116,7 +116,7 @@ def launch(
     from wan_diloco.cli.folders import check_folder
     from wan_diloco.config import LiveConfig
     from wan_diloco.storage import FolderLock, write_text
-    from wan_diloco.storage.filesystem import ensure_folder
+    from wan_diloco.storage.filesystem import ensure_folder, translated
 
     with FolderLock(run_folder, "run"):
         check_folder(config, run_folder, resume=resume, refragment=refragment)
@@ -126,7 +126,8 @@ def launch(
                 pass
         ensure_folder(run_folder / "logs")
         # Left over from an earlier life; it must mean that this syncer listens.
-        (run_folder / "address").unlink(missing_ok=True)
+        with translated("can't remove", run_folder / "address"):
+            (run_folder / "address").unlink(missing_ok=True)
         write_text(run_folder / _GIVEN, config.resolved_json())
         patience = Patience()
         syncer, learners = process_specs(config, run_folder, patience, resume=resume, refragment=refragment)

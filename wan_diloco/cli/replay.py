@@ -44,14 +44,14 @@ def replay(
     The exit code is 70 where other bits come out, and 78 where it can't be told: what is needed is damaged, a
     snapshot is ahead of what is left of the journal, or config.json isn't the one that the run began with.
     """
-    from wan_diloco.config import load_config
+    from wan_diloco.config import load_stored
     from wan_diloco.errors import ConfigError, StateDamaged
     from wan_diloco.syncer.proof import WHOLE_JOURNAL_HELP, replay_run
 
     holding = what_is_in(run_folder)
     if holding not in (Holding.RUN, Holding.FINISHED_RUN) or not (run_folder / "config.json").is_file():
         raise ConfigError("there is no run in this folder", where=str(run_folder))
-    report = replay_run(run_folder, load_config([run_folder / "config.json"], env={}).config)
+    report = replay_run(run_folder, load_stored(run_folder / "config.json"))
     for note in report.notes:
         print_warning(note)
     typer.echo(json.dumps(_as_json(report), indent=2) if as_json else _as_text(report))

@@ -12,7 +12,7 @@ from wan_diloco.config.faults import (
     load_schedule,
     parse_schedule,
 )
-from wan_diloco.config.load import LoadedConfig, load_config, parse_config
+from wan_diloco.config.load import LoadedConfig, load_config, load_stored, parse_config
 from wan_diloco.config.rates import Adopted, LiveConfig, adopt_rates
 from wan_diloco.config.render import json_schema, render_toml
 from wan_diloco.config.resumption import FREE_KEYS, check_shards, keep_shards, require_resumable
@@ -60,6 +60,7 @@ __all__ = [
     "keep_shards",
     "load_config",
     "load_schedule",
+    "load_stored",
     "parse_config",
     "parse_schedule",
     "process_environment",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-__all__ = ["LoadedConfig", "load_config", "parse_config", "read_table"]
+__all__ = ["LoadedConfig", "load_config", "load_stored", "parse_config", "read_table"]
 
 DEFAULT_SOURCE: Final = "default"
 COMPUTED_SOURCE: Final = "computed"
@@ -89,6 +89,23 @@ def load_config(paths: Sequence[Path], *, env: Mapping[str, str], overrides: Seq
         sources=_all_sources(config, layers.sources),
         warnings=(*_near_misses(env), *ignored_settings(config)),
     )
+
+
+def load_stored(path: Path) -> RunConfig:
+    """The configuration that a process of a run wrote down for the others (`resolved_json`).
+
+    Raises:
+        ConfigError: It can't be read, or isn't one any more; the sentence names the file, which nobody gave.
+    """
+    table = read_table(path)
+    try:
+        return parse_config(table)
+    except ConfigError as exc:
+        raise ConfigError(
+            f"what a run wrote here isn't a configuration any more: {exc}",
+            where=str(path),
+            hint="put back a copy of that file",
+        ) from exc
 
 
 def _validated(tree: Mapping[str, Any], sources: Mapping[str, str]) -> RunConfig:

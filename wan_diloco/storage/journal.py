@@ -12,8 +12,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from wan_diloco.errors import JournalError, StorageError
-from wan_diloco.storage.filesystem import ensure_folder, fsync_folder, translated, write_all
+from wan_diloco.errors import JournalError, StateDamaged, StorageError
+from wan_diloco.storage.filesystem import ensure_folder, fsync_folder, is_still_at, translated, write_all
 from wan_diloco.storage.journal_format import (
     META_BYTES_MAX,
     RECORD_HEADER_BYTES,
@@ -52,7 +52,7 @@ class TornTail:
     Attributes:
         segment: The last segment.
         offset: Where it ends now.
-        dropped_bytes: How much was cut.
+        dropped_bytes: How much was cut; nothing where the segment had just been begun.
         problem: What was wrong with it.
     """
 
@@ -79,7 +79,7 @@ class Journal(JournalReader):
         # One flush at a time, so that none succeeds behind the back of one that fails. Taken before the other lock.
         self._flushing = threading.Lock()
         self._durable = 0
-        self._failure = ""
+        self._failure: StorageError | None = None
         self.torn: TornTail | None = None
         self.damaged: tuple[Damage, ...] = ()
 
@@ -155,11 +155,25 @@ class Journal(JournalReader):
         """Make everything appended so far durable.
 
         Raises:
+            StateDamaged: It is in a file that was removed: no restart will find it.
             StorageError: The system can't say that it is. What it then holds is unknown, so the journal refuses
                 all further work and must be opened anew.
         """
         with self._flushing:
             self._flush()
+
+    def require_there(self) -> None:
+        """See that the segment that grows is still the file that a restart will read.
+
+        Thread: any but an event loop's, since a disk may not answer.
+
+        Raises:
+            StateDamaged: It was removed or replaced; the journal refuses all further work.
+            StorageError: The journal did so before.
+        """
+        with self._lock:
+            self._check_usable()
+            self._require_linked(self._descriptor)
 
     def seal(self, *, even_empty: bool = False) -> None:
         """Begin a new segment, unless the one that grows has no record yet: what is in all others never changes.
@@ -217,17 +231,30 @@ class Journal(JournalReader):
                 os.close(self._descriptor)
             self._descriptor = -1
             self._forget_sealed()
-            self._failure = self._failure or f"the journal in {self._folder} is closed"
+            self._failure = self._failure or StorageError(f"the journal in {self._folder} is closed")
 
     def _check_usable(self) -> None:
-        if self._failure:
-            raise StorageError(self._failure)
+        if self._failure is not None:
+            # Anew each time: an error that is raised twice keeps the places of both.
+            raise type(self._failure)(*self._failure.args)
+
+    def _require_linked(self, descriptor: int) -> None:
+        path = self._path(self._segments[-1])
+        if not is_still_at(descriptor, path):
+            self._failure = StateDamaged(
+                f"the journal's file {path} was removed or replaced while it was written: what was acknowledged since "
+                "the newest snapshot is lost"
+            )
+            self._check_usable()
 
     def _open_last(self, holding: JournalRef | None) -> None:
         segment = self._segments[-1]
         path = self._path(segment)
         with translated("can't open", path):
-            size_bytes = path.stat().st_size
+            try:
+                size_bytes = path.stat().st_size
+            except FileNotFoundError as exc:
+                raise JournalError(f"{path} is a symbolic link that leads nowhere") from exc
             if size_bytes < SEGMENT_HEADER_BYTES:
                 self._require(holding)
                 # A crash came while the segment was begun, and it holds no record yet.
@@ -261,9 +288,10 @@ class Journal(JournalReader):
     def _require(self, place: JournalRef | None) -> None:
         if place is not None and not self.reaches(place):
             end = place.offset + place.length
+            before = f"; {', '.join(map(str, self.stray))} before them lead nowhere" if self.stray else ""
             raise JournalError(
                 f"the journal in {self._folder} should hold segment {place.segment} up to {end} at least, and it has "
-                f"segments {self._segments[0]} to {self._segments[-1]}, the last up to {self._tail}"
+                f"segments {self._segments[0]} to {self._segments[-1]}, the last up to {self._tail}{before}"
             )
 
     def _begin_segment(self, segment: int) -> None:
@@ -330,8 +358,11 @@ class Journal(JournalReader):
             os.fdatasync(descriptor)
         except OSError as exc:
             # After a failed flush the kernel may call lost pages clean, and a second flush would lie.
-            self._failure = (
+            self._failure = StorageError(
                 f"the journal in {self._folder} couldn't be flushed ({exc.strerror}) and must be opened anew"
             )
-            raise StorageError(self._failure) from exc
+            raise self._failure from exc
+        if not os.fstat(descriptor).st_nlink:
+            # Nobody may be told that it is durable.
+            self._require_linked(descriptor)
         self._durable = tail

@@ -33,21 +33,43 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-__all__ = ["JournalReader", "find_segments", "unbroken"]
+__all__ = ["JournalReader", "find_segments", "foreign_files", "segment_name", "unbroken"]
 
 # Errors that say that what was there is no more, and what a person is told.
 _LOST: Final = {errno.EIO: "the disk doesn't give it back any more", errno.ENOENT: "its file is gone"}
 _NAME: Final = re.compile(r"([0-9]{10,})\.journal")
+_SEGMENT_MAX: Final = 2**64 - 1  # its header has no room for more
 
 
 def find_segments(folder: Path) -> list[int]:
-    """Numbers of the segments that are in a folder, in order.
+    """Numbers of the segments that are in a folder, in order; of other files there is none (see `foreign_files`).
 
     Raises:
         StorageError: It can't be listed.
     """
     with translated("can't read the journal in", folder):
-        return sorted(int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+        return sorted(number for path in folder.iterdir() if (number := _segment_of(path.name)) is not None)
+
+
+def foreign_files(folder: Path) -> list[str]:
+    """Names in a journal's folder that end as a segment's does, and are none that a journal gives.
+
+    Raises:
+        StorageError: It can't be listed.
+    """
+    with translated("can't read the journal in", folder):
+        return sorted(path.name for path in folder.glob("*.journal") if _segment_of(path.name) is None)
+
+
+def _segment_of(name: str) -> int | None:
+    match = _NAME.fullmatch(name)
+    number = int(match[1]) if match else 0
+    return number if 1 <= number <= _SEGMENT_MAX and name == segment_name(number) else None
+
+
+def segment_name(number: int) -> str:
+    """The name of a segment's file."""
+    return f"{number:010d}.journal"
 
 
 def unbroken(found: Sequence[int]) -> Sequence[int]:
@@ -202,7 +224,7 @@ class JournalReader:
         self.close()
 
     def _path(self, segment: int) -> Path:
-        return self._folder / f"{segment:010d}.journal"
+        return self._folder / segment_name(segment)
 
     @contextlib.contextmanager
     def _opened(self, ref: JournalRef) -> Iterator[tuple[int, int]]:

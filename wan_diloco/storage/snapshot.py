@@ -76,7 +76,7 @@ class Snapshot:
         Thread: any; several at once are fine under different names.
 
         Args:
-            folder: Created where missing.
+            folder: Created where missing, in one that is there.
             name: Letters, digits, dots, dashes, underscores.
             written: Told each tensor's name when it may be changed again.
 
@@ -91,7 +91,7 @@ class Snapshot:
             TypeError: The manifest holds something that JSON doesn't know.
         """
         target = folder / _checked(name)
-        ensure_folder(folder)
+        ensure_folder(folder, parents=False)
         staging = folder / temporary_name(name)
         try:
             with translated("can't write", target):
@@ -148,8 +148,12 @@ def load_snapshot(folder: Path, name: str) -> Snapshot:
     return Snapshot(tensors=tensors, manifest=manifest)
 
 
-def latest_snapshot(folder: Path) -> LatestSnapshot | None:
+def latest_snapshot(folder: Path, ours: re.Pattern[str] = _NAME) -> LatestSnapshot | None:
     """The newest snapshot whose digests are right, with a report of what had to be skipped.
+
+    Args:
+        folder: Where the snapshots are.
+        ours: What their names are like; others are none.
 
     Returns:
         None where the folder has no snapshot at all.
@@ -159,7 +163,7 @@ def latest_snapshot(folder: Path) -> LatestSnapshot | None:
         StorageError: The folder can't be listed.
     """
     skipped: list[SkippedSnapshot] = []
-    for name in reversed(_names(folder)):
+    for name in reversed(_names(folder, ours)):
         try:
             snapshot = load_snapshot(folder, name)
         except CheckpointError as exc:
@@ -217,7 +221,7 @@ def newest_manifest(folder: Path) -> Mapping[str, Any] | None:
     return next((manifest for _, manifest in trusted_manifests(folder)), None)
 
 
-def keep_last(folder: Path, k: int, known: Container[str] = ()) -> list[str]:
+def keep_last(folder: Path, k: int, known: Container[str] = (), ours: re.Pattern[str] = _NAME) -> list[str]:
     """Remove all snapshots older than the k newest good ones; damaged ones don't count and newer ones stay.
 
     Ordering: from the thread that writes snapshots.
@@ -226,6 +230,7 @@ def keep_last(folder: Path, k: int, known: Container[str] = ()) -> list[str]:
         folder: Where the snapshots are.
         k: At least 1.
         known: Names that are taken as good without reading them again.
+        ours: What the names of snapshots are like; others stay.
 
     Returns:
         The names that were removed, newest first.
@@ -238,7 +243,7 @@ def keep_last(folder: Path, k: int, known: Container[str] = ()) -> list[str]:
         raise ValueError(f"at least one snapshot is kept, not {k}")
     removed = []
     good = 0
-    for name in reversed(_names(folder)):
+    for name in reversed(_names(folder, ours)):
         path = folder / name
         if good >= k:
             _remove(folder, name)
@@ -257,11 +262,11 @@ def _checked(name: str) -> str:
     return name
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: Path, ours: re.Pattern[str] = _NAME) -> list[str]:
     if not folder.exists():
         return []
     with translated("can't list the snapshots in", folder):
-        names = [path.name for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+        names = [path.name for path in folder.iterdir() if path.is_dir() and ours.fullmatch(path.name)]
     return sorted(names, key=_natural)
 
 

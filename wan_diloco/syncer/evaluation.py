@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from wan_diloco.algorithm.layout import Layout
-from wan_diloco.errors import CheckpointError, ConfigError, StorageError
+from wan_diloco.errors import CheckpointError, ConfigError, StorageError, StorageUnusable
 from wan_diloco.storage import Snapshot
 from wan_diloco.syncer.evaluator_process import EvaluatorProcess
 from wan_diloco.syncer.fragments_store import Hold, published_tensors
@@ -52,8 +52,20 @@ class Curve:
         self._last_point = from_step // every_steps if from_step > 0 else -1
 
     async def start(self) -> None:
-        """Start the evaluator; before gRPC is used."""
-        await self._evaluator.start()
+        """Start the evaluator; before gRPC is used.
+
+        What is short now may be there when it is needed, and then it is started again.
+
+        Raises:
+            ConfigError: Its log can't be where it must be.
+            StorageUnusable: So, or its program isn't one for us.
+        """
+        try:
+            await self._evaluator.start()
+        except StorageUnusable:
+            raise
+        except StorageError as exc:
+            self._report(f"{exc}; it is tried again when there is something to evaluate")
 
     async def run(self) -> None:
         """Hear the evaluator; what a former syncer published and nobody looked at comes first."""

@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import torch
 
 from wan_diloco.clock import Clock, SystemClock
-from wan_diloco.config import RunConfig, load_config
+from wan_diloco.config import RunConfig, load_stored
 from wan_diloco.data import Split, decode_tokens, encode_documents, load_corpus, split_corpus
 from wan_diloco.errors import ConfigError, StorageError, WanDilocoError
 from wan_diloco.models import Decoder, build_model, generate, model_tensors
@@ -198,7 +198,7 @@ def main(arguments: list[str]) -> int:
         if len(arguments) != 1:
             raise ConfigError("the evaluator is given the run's folder and nothing else")
         run_folder = Path(arguments[0])
-        config = load_config([run_folder / "config.json"], env={}).config
+        config = load_stored(run_folder / "config.json")
         threads = min(len(os.sched_getaffinity(0)), _THREADS_MAX)
         serve(Evaluator(config, run_folder), sys.stdin, sys.stdout, threads=threads)
     except WanDilocoError as exc:

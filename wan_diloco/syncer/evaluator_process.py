@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from wan_diloco.errors import ConfigError, StorageError
 from wan_diloco.protocol.deadlines import EVALUATOR_LEAVE_S, EVALUATOR_SILENT_S
+from wan_diloco.storage.filesystem import ensure_folder, translated
 
 __all__ = ["Answer", "EvaluatorProcess", "Patience"]
 
@@ -105,10 +107,15 @@ class EvaluatorProcess:
         all the same, since all that they do before they are another program is to become one.
 
         Raises:
-            OSError: The system refuses.
+            ConfigError: The folder of its log can't be one.
+            StorageUnusable: Its log can't be a file, or its program isn't one for us.
+            StorageError: The system refuses for now.
         """
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as errors:
+        # Without its parents: a run's folder that somebody removed isn't made anew.
+        ensure_folder(self._log.parent, parents=False)
+        with translated("can't open", self._log):
+            errors = self._log.open("ab")
+        with errors, translated("the evaluator can't be started with", Path(self._command[0])):
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
@@ -179,8 +186,8 @@ class EvaluatorProcess:
             except TimeoutError:
                 problem = f"nothing was heard of the evaluator for {self._patience.silent_s:.0f} s"
                 continue
-            except OSError as exc:
-                problem = f"the evaluator can't be started: {exc.strerror}"
+            except (StorageError, ConfigError) as exc:
+                problem = str(exc)
                 continue
             if answer is not None:
                 self._hopeless = False

@@ -180,6 +180,7 @@ class JournalKeeper:
         mirror: Gets a copy of the tape.
         last_tape: Where the newest record of the tape is.
         report: Told the trouble in one sentence, and "" when it is over.
+        require_held: Raises `StateDamaged` where the folder that the journal is in isn't ours any more.
 
     Attributes:
         journal: To be read by anybody; what is appended goes through here.
@@ -194,9 +195,11 @@ class JournalKeeper:
         mirror: TapeMirror,
         last_tape: JournalRef | None,
         report: Callable[[str], None],
+        require_held: Callable[[], None] = lambda: None,
     ) -> None:
         """Write nothing yet."""
         self.journal = journal
+        self._require_held = require_held
         self._workers = workers
         self._mirror = mirror
         self._report = report
@@ -363,12 +366,30 @@ class JournalKeeper:
     def check(self) -> None:
         """See that the journal can still tell what is durable; flushes what was appended.
 
-        Thread: any.
+        Thread: the journal's.
 
         Raises:
+            StateDamaged: Its folder, or the file that grows in it, was removed or replaced.
             StorageError: It can't, and must be opened anew.
         """
+        self._look()
         self.journal.sync()
+
+    def _look(self) -> None:
+        # The folder first: it says more than that a file is gone.
+        self._require_held()
+        self.journal.require_there()
+
+    async def look_every(self, seconds: float) -> None:
+        """See now and then that what is written is where a restart will look for it, for as long as the caller likes.
+
+        Raises:
+            StateDamaged: It isn't; the process must end, and acknowledge nothing more.
+            StorageError: The journal can't say what is durable; the process must end.
+        """
+        while True:
+            await asyncio.sleep(seconds)
+            await in_executor(self._workers.journal, self._look)
 
     async def flush_every(self, seconds: float) -> None:
         """Flush now and then, for as long as the caller likes.

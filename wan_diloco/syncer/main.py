@@ -21,7 +21,7 @@ import uvloop
 from wan_diloco.algorithm.layout import Layout
 from wan_diloco.clock import Clock, SystemClock
 from wan_diloco.config import LiveConfig, RunConfig
-from wan_diloco.errors import EXIT_OK, StateTakenOver, StorageError, WanDilocoError
+from wan_diloco.errors import EXIT_OK, StateDamaged, StateTakenOver, StorageError, WanDilocoError
 from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol import serial
 from wan_diloco.protocol.deadlines import SHIP_LAST_S, SPARE_S, in_short
@@ -63,6 +63,8 @@ from wan_diloco.units import GlobalStep, LearnerId
 __all__ = ["build_service", "run_syncer"]
 
 _GRACE_S: Final = 2.0
+# What nobody may take for an end in order.
+_FINAL: Final = (StateTakenOver, StateDamaged)
 # Between two looks whether a signal asks a run that has ended not to wait for its store.
 _LOOK_S: Final = 0.5
 _LOG: Final = get_logger("syncer")
@@ -104,6 +106,7 @@ def run_syncer(
             address can't be listened on.
         StorageLocked: Another syncer has the folder, or the store.
         StateTakenOver: Another syncer has taken the store.
+        StateDamaged: What is in the folder can't be taken up, or the folder was removed or replaced meanwhile.
         StorageError: The disk doesn't do what it must; the process may be started again.
     """
     _keep_freed_memory()
@@ -246,7 +249,6 @@ def build_service(
 
     Raises:
         ConfigError: A file can't be opened.
-        CheckpointError: The folder of the snapshots holds something else.
     """
     state = restored.state
     observer = _observer(config, run_folder, restored, metrics, clock)
@@ -257,7 +259,12 @@ def build_service(
         except OSError as exc:
             observer.event("tape_copy_failed", f"tape.jsonl can't be brought up to date: {exc.strerror}")
     keeper = JournalKeeper(
-        restored.journal, workers, mirror, restored.last_tape, lambda text: observer.reason("journal", text)
+        restored.journal,
+        workers,
+        mirror,
+        restored.last_tape,
+        lambda text: observer.reason("journal", text),
+        restored.lock.require_there,
     )
     if shipper is not None:
         shipper.tell = partial(observer.reason, "store")
@@ -392,7 +399,7 @@ async def _serve(
         await (service.run() if shipper is None else _run_shipped(service, shipper))
     except BaseExceptionGroup as group:
         cause = _cause(group)
-        if ending.received is None or isinstance(cause, StateTakenOver) or not isinstance(cause, StorageError):
+        if ending.received is None or isinstance(cause, _FINAL) or not isinstance(cause, StorageError):
             raise cause from group
         # What was acknowledged or sent is on the disk; nobody counts on what isn't.
         _LOG.warning("ended_unsettled", reason=str(cause))
@@ -448,7 +455,7 @@ def _ship_last(shipper: Shipper, ending: Ending) -> None:
 def _cause(group: BaseExceptionGroup) -> BaseException:
     """The error that says what to do, if there is one; the whole group, a bug of ours, otherwise."""
     leaves = list(_leaves(group))
-    for kind in (StateTakenOver, StorageError, WanDilocoError):
+    for kind in (*_FINAL, StorageError, WanDilocoError):
         for leaf in leaves:
             if isinstance(leaf, kind):
                 return leaf

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -37,7 +38,8 @@ from wan_diloco.storage import (
     latest_snapshot,
     remove_leftovers,
 )
-from wan_diloco.storage.filesystem import ensure_folder
+from wan_diloco.storage.filesystem import ensure_folder, translated
+from wan_diloco.storage.journal_reader import foreign_files
 from wan_diloco.syncer.fragments_store import FragmentStore, Maths, snapshot_tensors
 from wan_diloco.syncer.journal_keeper import KIND_TAPE
 from wan_diloco.syncer.refragment import Cutting, fragments_of, plan_cut
@@ -48,7 +50,10 @@ from wan_diloco.units import Epoch, Term
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Restored", "open_state", "snapshot_manifest", "snapshot_name", "state_refs"]
+__all__ = ["SNAPSHOT_NAME", "Restored", "open_state", "snapshot_manifest", "snapshot_name", "state_refs"]
+
+SNAPSHOT_NAME: Final = re.compile(r"state-(0|[1-9][0-9]*)", re.ASCII)
+"""What `snapshot_name` makes; whatever else lies among the snapshots is none of ours."""
 
 _PURPOSE: Final = "syncer"
 _HELP: Final = (
@@ -191,14 +196,14 @@ def _open_state(
             require_whole(folder)
         else:
             link.tidy(folder)
-        latest = latest_snapshot(snapshots)
+        latest = latest_snapshot(snapshots, SNAPSHOT_NAME)
         if latest is not None and not resume:
             raise ConfigError(
                 "there is a run in this folder already", where=str(folder), hint="give --resume to take it up"
             )
         if link is not None:
             link.enter(folder, has_run=latest is not None, resume=resume)
-            latest = latest or latest_snapshot(snapshots)
+            latest = latest or latest_snapshot(snapshots, SNAPSHOT_NAME)
         holding = None
         if latest is not None:
             # Before the journal is opened, which may cut a torn tail off.
@@ -216,6 +221,7 @@ def _open_state(
         )
         if link is not None:
             restored = _settle(folder, restored, link)
+        restored = replace(restored, notes=(*restored.notes, *_foreign_notes(folder)))
         # All is well: lock and journal are the caller's to close.
         opened.pop_all()
         return restored
@@ -355,7 +361,7 @@ def _other_notes(latest: LatestSnapshot, journal: Journal) -> list[str]:
     notes = [f"snapshot {item.name} was passed over: {item.problem}" for item in latest.skipped]
     if latest.skipped:
         notes.append(f"snapshot {latest.name} is taken instead, and the journal from there on")
-    if journal.torn is not None:
+    if journal.torn is not None and journal.torn.dropped_bytes:
         notes.append(f"a torn tail of {journal.torn.dropped_bytes} bytes was cut off the journal")
     if journal.stray:
         numbers = ", ".join(map(str, journal.stray))
@@ -363,6 +369,17 @@ def _other_notes(latest: LatestSnapshot, journal: Journal) -> list[str]:
             f"segments of the journal are missing before {journal.segments[0]}; {numbers} lead nowhere any more"
         )
     return notes
+
+
+def _foreign_notes(folder: Path) -> Iterator[str]:
+    """What lies where a run's own is, and is ignored: somebody may think that it counts."""
+    snapshots = folder / "snapshots"
+    with translated("can't list the snapshots in", snapshots):
+        names = sorted(path.name for path in snapshots.iterdir() if not SNAPSHOT_NAME.fullmatch(path.name))
+    for name in names:
+        yield f"{snapshots / name} is ignored: no snapshot of a syncer has such a name"
+    for name in foreign_files(folder / "journal"):
+        yield f"{folder / 'journal' / name} is ignored: no segment of a journal has such a name"
 
 
 def _cut(record: Refragmented) -> str:

@@ -66,6 +66,7 @@ __all__ = ["SyncerService"]
 
 _PROGRESS_EVERY_S: Final = 10.0
 _TICK_S: Final = 1.0
+_LOOK_EVERY_S: Final = 2.0
 _LEAVE_S: Final = LEARNERS_LEAVE_S
 _DRAIN_S: Final = DRAIN_S
 _LAST_SNAPSHOT_S: Final = LAST_SNAPSHOT_S
@@ -142,6 +143,7 @@ class SyncerService:
         """Serve until the run has ended or `stop` is called, then leave a snapshot behind.
 
         Raises:
+            StateDamaged: The state's folder, or its journal, was removed or replaced under us.
             StorageError: The journal has lost track of what is durable; the process must end, and another
                 may take the state up again. Comes in an exception group, as all that tasks raise.
         """
@@ -149,6 +151,7 @@ class SyncerService:
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._spawn(self._tick())
+            self._spawn(self._parts.keeper.look_every(_LOOK_EVERY_S))
             if self._parts.flush_every_s is not None:
                 self._spawn(self._parts.keeper.flush_every(self._parts.flush_every_s))
             if self._parts.curve is not None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from wan_diloco.errors import CheckpointError, ConfigError, StorageError
+from wan_diloco.errors import CheckpointError, ConfigError, StateDamaged, StorageError
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.storage import JournalRef, Snapshot, keep_last
 from wan_diloco.syncer.fragments_store import FragmentStore, Hold, snapshot_tensors
 from wan_diloco.syncer.journal_keeper import JournalKeeper
-from wan_diloco.syncer.restore import snapshot_manifest, snapshot_name, state_refs
+from wan_diloco.syncer.restore import SNAPSHOT_NAME, snapshot_manifest, snapshot_name, state_refs
 from wan_diloco.syncer.workers import Workers, in_executor
 from wan_diloco.units import FragmentId
 
@@ -112,6 +112,10 @@ class SnapshotKeeper:
 
         Returns:
             What went wrong in one sentence; empty when nothing did. The last good snapshot stands anyway.
+
+        Raises:
+            StateDamaged: The state's folder isn't ours any more: it was removed or replaced, or another process
+                writes into it. The process must end.
         """
         self._sequence += 1
         name = snapshot_name(self._sequence)
@@ -121,6 +125,8 @@ class SnapshotKeeper:
             await in_executor(self._workers.journal, self._keeper.check)
             floors = deque([*self._floors, capture.floor], maxlen=_KEPT)
             problem = await in_executor(self._workers.files, lambda: self._write(name, capture, min(floors)))
+        except StateDamaged:
+            raise
         except (StorageError, ConfigError) as exc:
             return f"no snapshot could be written: {exc}"
         finally:
@@ -140,12 +146,19 @@ class SnapshotKeeper:
             if part == "momentum":
                 capture.hold.let_go(FragmentId(int(fragment_id)))
 
-        Snapshot(tensors=tensors, manifest=capture.manifest).write(self._folder, name, written)
+        try:
+            Snapshot(tensors=tensors, manifest=capture.manifest).write(self._folder, name, written)
+        except CheckpointError as exc:
+            # A number that is given out once: nobody but another process has used it.
+            raise StateDamaged(
+                f"{exc}, and this syncer didn't write it: another process writes into {self._folder.parent}; stop "
+                "both, and start one, with --resume"
+            ) from exc
         self._written.append(name)
         if self._ship is not None:
             self._ship(name, capture.floor)
         try:
-            keep_last(self._folder, _KEPT, self._written)
+            keep_last(self._folder, _KEPT, self._written, SNAPSHOT_NAME)
             if not self._keep_journal:
                 self._keeper.drop_before(floor)
         except (StorageError, ConfigError) as exc:
@@ -154,12 +167,6 @@ class SnapshotKeeper:
 
 
 def newest_sequence(folder: Path) -> int:
-    """Number of the newest snapshot in the folder, good or not.
-
-    Raises:
-        CheckpointError: A folder among them has another name.
-    """
-    numbers = [path.name.removeprefix("state-") for path in folder.glob("state-*")]
-    if not all(number.isdecimal() for number in numbers):
-        raise CheckpointError(f"{folder} holds something that isn't a snapshot of a syncer")
-    return max(map(int, numbers), default=0)
+    """Number of the newest snapshot in the folder, good or not; what has another name than a snapshot isn't one."""
+    names = [path.name for path in folder.glob("state-*") if SNAPSHOT_NAME.fullmatch(path.name)]
+    return max((int(name.removeprefix("state-")) for name in names), default=0)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from wan_diloco.errors import ConfigError, JournalError, StorageError
+from wan_diloco.errors import ConfigError, JournalError, StateDamaged, StorageError, StorageUnusable
 from wan_diloco.storage import Journal, JournalRef, Record, RecordHead
 from wan_diloco.storage.filesystem import write_all
 from wan_diloco.storage.journal_format import META_BYTES_MAX
+from wan_diloco.storage.journal_reader import foreign_files
 
 
 def segment_file(folder: Path, segment: int = 1) -> Path:
@@ -315,3 +317,67 @@ def test_what_is_sealed_grows_no_more_and_an_empty_segment_only_when_asked(tmp_p
     with Journal.open(tmp_path) as again:
         assert [ref for ref, _ in again.records()] == [first, second]
         assert again.append(1, b"three").segment == 4
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(_folder, "it is a folder"), (_loop, "a symbolic link that can't be followed"), (_dangling, "leads nowhere")],
+)
+def test_a_segment_that_is_no_file_is_no_passing_trouble(
+    tmp_path: Path, make: Callable[[Path], None], words: str
+) -> None:
+    make(segment_file(tmp_path))
+    with pytest.raises(StorageUnusable if make is not _dangling else JournalError, match=words):
+        Journal.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["99999999999999999999.journal", "00000000001.journal", "0000000000.journal"])
+def test_what_can_not_be_a_segment_is_ignored_and_told(tmp_path: Path, name: str) -> None:
+    with Journal.open(tmp_path) as journal:
+        ref = journal.append(1, b"kept")
+    (tmp_path / name).write_bytes(b"x")
+    assert foreign_files(tmp_path) == [name]
+    with Journal.open(tmp_path, holding=ref) as journal:
+        assert journal.segments == (1,)
+        assert journal.read(ref).meta == b"kept"
+
+
+def test_a_refusal_names_the_segments_before_a_hole_too(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        ref = journal.append(1, b"kept")
+    segment_file(tmp_path, 7).touch()
+    with pytest.raises(JournalError, match=r"it has segments 7 to 7, .*; 1 before them lead nowhere"):
+        Journal.open(tmp_path, holding=ref)
+
+
+def test_what_is_flushed_into_a_file_that_was_removed_is_never_durable(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        journal.append(1, b"")
+        segment_file(tmp_path).unlink()
+        for attempt in (journal.sync, journal.sync, journal.seal, lambda: journal.append(1, b"")):
+            with pytest.raises(StateDamaged, match="was removed or replaced while it was written"):
+                attempt()
+
+
+def test_who_looks_sees_that_the_growing_segment_was_replaced(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        journal.append(1, b"")
+        journal.seal()
+        journal.require_there()
+        data = segment_file(tmp_path, 2).read_bytes()
+        segment_file(tmp_path, 2).rename(tmp_path / "moved")
+        segment_file(tmp_path, 2).write_bytes(data)
+        with pytest.raises(StateDamaged, match=r"0000000002\.journal was removed or replaced"):
+            journal.require_there()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.support.snapshots import save_snapshot
-from wan_diloco.errors import CheckpointError, StorageError
+from wan_diloco.errors import CheckpointError, ConfigError, StorageError
 from wan_diloco.storage import (
     Snapshot,
     keep_last,
@@ -227,3 +227,10 @@ def test_others_may_read_a_snapshot_as_the_umask_says(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o640}
+
+
+def test_a_snapshot_makes_no_folder_anew_whose_parent_was_removed(tmp_path: Path) -> None:
+    save_snapshot(tmp_path / "snapshots", "state-1", {"x": torch.zeros(1)}, {})
+    with pytest.raises(ConfigError):
+        save_snapshot(tmp_path / "state" / "snapshots", "state-1", {"x": torch.zeros(1)}, {})
+    assert not (tmp_path / "state").exists()

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import shutil
 
+import pytest
+
+from wan_diloco.errors import EXIT_CONFIG, StorageUnusable, WanDilocoError
+from wan_diloco.syncer.evaluation import Curve
 from wan_diloco.syncer.evaluator_process import EvaluatorProcess, Patience
+from wan_diloco.syncer.workers import Workers
+from wan_diloco.units import GlobalStep
 
 # Counts its lives in a file; each life does what the word of its number says, the last word stands for all others.
 CHILD = """
@@ -131,7 +140,64 @@ def test_a_child_that_can_not_be_started_is_a_problem_in_words(tmp_path, monkeyp
     (tmp_path / "child").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     heard = Heard(tmp_path, command=[str(tmp_path / "child")])
-    assert "can't be started: No such file" in asyncio.run(heard.play("final"))
+    problem = asyncio.run(heard.play("final"))
+    assert "the evaluator can't be started with" in problem
+    assert "No such file" in problem
+
+
+@pytest.mark.parametrize("what", ["a file", "a link", "a folder for the log"])
+def test_a_log_that_can_not_be_is_refused_at_the_start_and_told_later(tmp_path, what):
+    heard = Heard(tmp_path, "die")
+
+    def spoil() -> None:
+        logs = tmp_path / "logs"
+        if what == "a folder for the log":
+            (logs / "evaluator.log").mkdir(parents=True)
+        elif what == "a file":
+            logs.write_text("x")
+        else:
+            logs.symlink_to("nowhere")
+
+    spoil()
+    with pytest.raises(WanDilocoError, match=r"it is a (file|symbolic link that leads nowhere|folder)") as caught:
+        asyncio.run(heard.process.start())
+    assert caught.value.exit_code == EXIT_CONFIG
+
+    (tmp_path / "later").mkdir()
+    heard = Heard(tmp_path / "later", "die")
+
+    async def story() -> str:
+        await heard.process.start()
+        shutil.rmtree(tmp_path / "later" / "logs")
+        (tmp_path / "logs").rename(tmp_path / "later" / "logs")
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            group.create_task(heard.process.run())
+            heard.process.ask("final", final=True)
+        return await heard.process.finished()
+
+    assert "it is a " in asyncio.run(story()), "who merges goes on"
+
+
+@pytest.mark.parametrize(("name", "ends"), [("EAGAIN", False), ("ENOMEM", False), ("ENOENT", False), ("EACCES", True)])
+def test_a_system_that_has_no_process_to_give_now_does_not_end_who_merges(tmp_path, monkeypatch, name, ends):
+    number = getattr(errno, name)
+
+    async def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    heard, said = Heard(tmp_path), []
+    curve = Curve(
+        tmp_path, None, heard.process, Workers.inline(), every_steps=1, from_step=GlobalStep(0), report=said.append
+    )
+    if ends:
+        with pytest.raises(StorageUnusable, match="the evaluator can't be started"):
+            asyncio.run(curve.start())
+        return
+    asyncio.run(curve.start())
+    (sentence,) = said
+    assert "the evaluator can't be started" in sentence
+    assert os.strerror(number) in sentence
 
 
 def test_stopping_ends_the_child_and_whoever_waits(tmp_path):

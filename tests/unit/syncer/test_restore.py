@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tests.support.syncer import close, open_tiny, tiny_config
 from wan_diloco.errors import ConfigError, StateDamaged, StorageLocked
 from wan_diloco.protocol import serial
+<<<<<<< HEAD
 from wan_diloco.protocol.tape import LearnerAdmitted, SyncerStarted
 from wan_diloco.storage import JournalRef
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_TAPE
 from wan_diloco.units import Epoch, Incarnation, LearnerId, LocalStep, Term
+=======
+from wan_diloco.protocol.tape import LearnerAdmitted
+from wan_diloco.storage import JournalRef, keep_last
+from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_TAPE
+from wan_diloco.syncer.restore import SNAPSHOT_NAME
+from wan_diloco.syncer.snapshots import newest_sequence
+from wan_diloco.units import Incarnation, LearnerId, LocalStep
+>>>>>>> mend-c
 
 ADMITTED = LearnerAdmitted(learner_id=LearnerId("east"), incarnation=Incarnation(3), local_step=LocalStep(0), tokens=0)
 
@@ -104,6 +115,38 @@ def test_damaged_snapshots_never_lead_to_a_start_from_nothing(tmp_path):
     tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x01")
     with pytest.raises(StateDamaged, match="none of the 1 snapshots"):
         open_tiny(tmp_path / "state", tiny_config(), resume=True)
+
+
+@pytest.mark.parametrize("name", ["state-x", "state-6.tmp", "state--1", "state-06", "backup"])
+def test_what_is_no_snapshot_by_its_name_is_ignored_told_and_stays(tmp_path, name):
+    snapshots = tmp_path / "state" / "snapshots"
+    close(open_tiny(tmp_path / "state", tiny_config()))
+    shutil.copytree(snapshots / "state-0", snapshots / name)
+    restored = open_tiny(tmp_path / "state", tiny_config(), resume=True)
+    assert restored.snapshot == "state-0"
+    assert restored.notes == (f"{snapshots / name} is ignored: no snapshot of a syncer has such a name",)
+    assert newest_sequence(snapshots) == 0
+    close(restored)
+    keep_last(snapshots, 1, ours=SNAPSHOT_NAME)
+    assert {path.name for path in snapshots.iterdir()} == {"state-0", name}
+
+
+def test_nothing_is_said_of_a_last_segment_that_was_just_begun(tmp_path):
+    close(open_tiny(tmp_path / "state", tiny_config()))
+    (tmp_path / "state" / "journal" / "0000000002.journal").touch()
+    restored = open_tiny(tmp_path / "state", tiny_config(), resume=True)
+    assert restored.journal.segments == (1, 2)
+    assert restored.notes == ()
+    close(restored)
+
+
+def test_what_is_no_segment_by_its_name_is_ignored_and_told(tmp_path):
+    close(open_tiny(tmp_path / "state", tiny_config()))
+    path = tmp_path / "state" / "journal" / "99999999999999999999.journal"
+    path.touch()
+    restored = open_tiny(tmp_path / "state", tiny_config(), resume=True)
+    assert restored.notes == (f"{path} is ignored: no segment of a journal has such a name",)
+    close(restored)
 
 
 def test_places_in_the_journal_are_ordered_as_they_were_written():
