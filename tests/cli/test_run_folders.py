@@ -342,3 +342,16 @@ def test_an_empty_folder_name_is_no_folder(
 def test_export_takes_no_empty_names_either(capsys: pytest.CaptureFixture[str]) -> None:
     assert in_this_process(capsys, "export", "", "--out", "x").exit_code == 2
     assert in_this_process(capsys, "export", "x", "--out", "").exit_code == 2
+
+
+def test_a_run_that_merged_nothing_does_not_end_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(tmp_path / "run", Holding.FINISHED_RUN, tiny_config())
+    command = ("run", written(tmp_path, tiny_config()), "--run-folder", str(folder), "--resume")
+    assert in_this_process(capsys, *command).exit_code == 0
+    summarise(folder, finished=True, nothing_merged=True, rejected={"non_finite": 3})
+    outcome = in_this_process(capsys, *command)
+    assert outcome.exit_code == 78
+    assert (
+        "nothing was merged in this run, and its scores are the initial model's; refused: non_finite 3"
+        in outcome.stderr
+    )

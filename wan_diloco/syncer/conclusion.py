@@ -65,6 +65,9 @@ def conclude(run_folder: Path, state: SyncerState, *, wall_s: float, finished: b
         finished=finished,
         unevaluated=unevaluated,
     )
+    if summary["nothing_merged"]:
+        reason = "the run has ended, and its model is the initial one"
+        _LOG.warning("nothing_merged", reason=reason, rejected=summary["rejected"])
     write_json(run_folder / SUMMARY_FILE, summary)
     write_text(run_folder / "report.html", render_report(run_folder))
 

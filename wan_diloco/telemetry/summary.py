@@ -224,6 +224,8 @@ def summarise(
         # All tokens in a part of the time would be a speed that nobody had.
         "tokens_per_s": tokens_per_s(lines, ledger.trained_tokens, wall_s) if whole else None,
         "metrics_incomplete": metrics_incomplete,
+        # What was scored then is the initial model.
+        "nothing_merged": finished and not (len(rounds) if known is None else known.totals.rounds),
         "rejected": dict(sorted((rejected or {}).items())),
     }
 

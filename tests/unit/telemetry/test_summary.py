@@ -286,3 +286,11 @@ def test_whole_metrics_say_as_much_as_the_state() -> None:
     assert summarise(records, LEDGER, known=known, num_fragments=2, wall_s=1.0) == summarise(
         records, LEDGER, num_fragments=2, wall_s=1.0
     )
+
+
+def test_a_finished_run_that_merged_nothing_says_so() -> None:
+    none = Known(totals=Totals(), merges_min=0, merged_fresh={}, tokens={"a": 5})
+    for finished in (True, False):
+        summary = summarise([], LEDGER, known=none, num_fragments=1, wall_s=1.0, finished=finished)
+        assert summary["nothing_merged"] is finished
+    assert summarise([], LEDGER, known=_known(), num_fragments=1, wall_s=1.0)["nothing_merged"] is False
