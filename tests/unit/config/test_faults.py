@@ -162,3 +162,11 @@ def test_what_a_machine_cannot_do_is_left_out_and_too_few_are_refused() -> None:
     assert not draw(1, quorum=4).late
     with pytest.raises(UsageError, match=f"--faults {SORTS}"):
         draw(1, num_faults=SORTS - 1)
+
+
+def test_more_faults_than_a_time_can_hold_are_refused_and_how_many_it_can_is_said() -> None:
+    with pytest.raises(UsageError, match="100000000 faults don't fit into 10s: 85 do"):
+        draw(1, num_faults=100_000_000, duration_s=10.0)
+    with pytest.raises(UsageError, match="10001 faults don't fit into 1d: 10000 do"):
+        draw(1, num_faults=10_001, duration_s=86_400.0)
+    assert len(draw(1, num_faults=10_000, duration_s=86_400.0).faults) == 10_000
