@@ -114,8 +114,10 @@ def load(files: Sequence[Path], overrides: Sequence[str] | None) -> LoadedConfig
     Raises:
         ConfigError: It can't be used.
     """
-    from wan_diloco.config import load_config, process_environment
+    from wan_diloco.config import load_config, process_environment, quiet_grpc
 
+    # Every command that talks to anybody comes by here first.
+    quiet_grpc()
     loaded = load_config(files, env=process_environment(), overrides=overrides or ())
     for warning in loaded.warnings:
         print_warning(warning)
