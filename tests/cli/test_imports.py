@@ -43,3 +43,21 @@ def test_the_package_runs_as_a_module() -> None:
     outcome = in_own_process(["-m", "wan_diloco", "version", "--json"])
     assert outcome.exit_code == 0
     assert json.loads(outcome.stdout)["wan-diloco"]
+
+
+_ENVIRONMENT = """
+import os, sys
+from pathlib import Path
+from wan_diloco.cli.options import load
+load([Path("deploy/demo.toml")], [])
+assert "grpc" not in sys.modules
+print(os.environ["GRPC_VERBOSITY"])
+"""
+
+
+@pytest.mark.parametrize(("given", "left"), [({}, "NONE"), ({"GRPC_VERBOSITY": "DEBUG"}, "DEBUG")])
+def test_grpc_writes_no_lines_of_its_own_unless_it_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], left: str
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    assert in_own_process(["-c", _ENVIRONMENT], env=given).stdout == f"{left}\n"

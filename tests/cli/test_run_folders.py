@@ -395,3 +395,34 @@ def test_an_empty_folder_name_is_no_folder(
 def test_export_takes_no_empty_names_either(capsys: pytest.CaptureFixture[str]) -> None:
     assert in_this_process(capsys, "export", "", "--out", "x").exit_code == 2
     assert in_this_process(capsys, "export", "x", "--out", "").exit_code == 2
+
+
+def test_a_run_that_merged_nothing_does_not_end_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(tmp_path / "run", Holding.FINISHED_RUN, tiny_config())
+    command = ("run", written(tmp_path, tiny_config()), "--run-folder", str(folder), "--resume")
+    assert in_this_process(capsys, *command).exit_code == 0
+    summarise(folder, finished=True, nothing_merged=True, rejected={"non_finite": 3})
+    outcome = in_this_process(capsys, *command)
+    assert outcome.exit_code == 78
+    assert (
+        "nothing was merged in this run, and its scores are the initial model's; refused: non_finite 3"
+        in outcome.stderr
+    )
+
+
+def test_a_run_that_goes_on_with_text_from_elsewhere_is_told_what_nobody_compares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reading(path: str) -> RunConfig:
+        return parse_config({**json.loads(tiny_config().resolved_json()), "data": {"source": f"text:{path}"}})
+
+    folder = make(tmp_path / "run", Holding.RUN, reading("here"))
+    check_folder(reading("here"), folder, resume=True)
+    assert capsys.readouterr().err == ""
+    check_folder(reading("there"), folder, resume=True)
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "data.source is text:there now, and was text:here: it must be the very same text" in warning
+    with pytest.raises(ConfigError, match=r"data\.source"):
+        check_folder(
+            parse_config({**json.loads(tiny_config().resolved_json()), "data": {"source": "sotu"}}), folder, resume=True
+        )

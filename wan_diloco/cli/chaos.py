@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from wan_diloco.cli.folders import check_folder
-from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, folder_path, load
+from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, folder_path, load, read_duration
 from wan_diloco.cli.preflight import check_data, check_memory, check_port, check_regions
 from wan_diloco.errors import EXIT_INTERNAL, EXIT_OK, UsageError
 
@@ -119,6 +119,7 @@ def chaos(
     if outcome.exit_code != EXIT_OK:
         raise typer.Exit(outcome.exit_code)
 
+    from wan_diloco.cli.run import require_merged
     from wan_diloco.lab.chaos_report import is_sound
 
     sound = is_sound(report)
@@ -126,6 +127,7 @@ def chaos(
         typer.echo("wan-diloco: something was lost or counted twice", err=True)
     if not sound or report["unwatched"]:
         raise typer.Exit(EXIT_INTERNAL)
+    require_merged(folder)
 
 
 def _without(disk: DiskPlan) -> dict[FaultKind, str]:
@@ -151,7 +153,6 @@ def _chosen(
 
     from wan_diloco.config import FaultKind, check_schedule, load_schedule
     from wan_diloco.lab.chaos_draw import draw_schedule
-    from wan_diloco.units import parse_duration
 
     names = [region.name for region in config.regions]
     if path is None:
@@ -160,7 +161,7 @@ def _chosen(
             seed=seed,
             regions=names,
             quorum=config.sync.quorum,
-            duration_s=parse_duration(duration),
+            duration_s=read_duration(duration, "--duration", least="1s"),
             num_faults=num_faults,
             without=without,
         )

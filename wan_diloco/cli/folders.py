@@ -13,6 +13,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from wan_diloco.cli.options import print_warning
 from wan_diloco.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -259,4 +260,10 @@ def _as_begun(config: RunConfig, run_folder: Path, *, refragment: bool) -> RunCo
     config = keep_shards(config, had, before.num_shards)
     require_resumable(config.agreement(), dict(before.agreement()), refragment=refragment, folder=str(run_folder))
     check_shards(config.shards, had)
+    if config.data.source != before.data.source:
+        # Paths differ between machines and may: that it is the same text, only the operator can know.
+        print_warning(
+            f"data.source is {config.data.source} now, and was {before.data.source}: it must be the very same text, "
+            "which nobody compares"
+        )
     return config

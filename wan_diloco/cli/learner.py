@@ -8,7 +8,7 @@ import typer
 
 from wan_diloco.cli.folders import Holding, check_learner_folder, what_is_in
 from wan_diloco.cli.loading import loading
-from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, hold_reloads, load
+from wan_diloco.cli.options import ConfigFiles, Overrides, RunFolder, hold_reloads, load, peer_address
 from wan_diloco.cli.preflight import check_memory
 
 if TYPE_CHECKING:
@@ -35,11 +35,14 @@ def learner(
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from this region's checkpoint, if any.")] = False,
     syncer: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--syncer", metavar="HOST:PORT", help="Where the syncer is, instead of the region's address or DIR/address."
+            "--syncer",
+            metavar="HOST:PORT",
+            parser=peer_address,
+            help="Where the syncer is, instead of the region's address or DIR/address.",
         ),
-    ] = "",
+    ] = None,
     threads: Annotated[
         int,
         typer.Option(
@@ -78,7 +81,7 @@ def learner(
         region=region,
         run_folder=run_folder,
         resume=resume,
-        syncer=syncer,
+        syncer=syncer or "",
         threads=threads,
         clock=clock,
         load=again,

@@ -21,7 +21,9 @@ __all__ = [
     "folder_path",
     "hold_reloads",
     "load",
+    "peer_address",
     "print_warning",
+    "read_duration",
 ]
 
 ConfigFiles = Annotated[
@@ -51,6 +53,43 @@ def folder_path(text: str) -> Path:
     return Path(text)
 
 
+def read_duration(text: str, option: str, *, least: str, most: str = "1d") -> float:
+    """Seconds of a duration that an option was given.
+
+    Args:
+        text: As it was given.
+        option: Its name, for people.
+        least: The shortest that makes sense.
+        most: The longest.
+
+    Raises:
+        UsageError: It isn't written like one, or makes no sense.
+    """
+    from wan_diloco.errors import UnitError, UsageError
+    from wan_diloco.units import parse_duration
+
+    try:
+        duration_s = parse_duration(text)
+    except UnitError as error:
+        raise UsageError(f"{option}: {error}") from error
+    if not parse_duration(least) <= duration_s <= parse_duration(most):
+        raise UsageError(f"{option} must be from {least} to {most}, not {text}")
+    return duration_s
+
+
+def peer_address(text: str) -> str:
+    """Where somebody is to be found, as it was given.
+
+    Raises:
+        BadParameter: It is no address: whoever looks for it would look for ever.
+    """
+    from wan_diloco.config.addresses import why_no_address
+
+    if problem := why_no_address(text):
+        raise typer.BadParameter(f"{text!r} isn't an address: {problem}; write it like 10.0.0.1:7000")
+    return text
+
+
 RunFolder = Annotated[
     Path,
     typer.Option(
@@ -75,8 +114,10 @@ def load(files: Sequence[Path], overrides: Sequence[str] | None) -> LoadedConfig
     Raises:
         ConfigError: It can't be used.
     """
-    from wan_diloco.config import load_config, process_environment
+    from wan_diloco.config import load_config, process_environment, quiet_grpc
 
+    # Every command that talks to anybody comes by here first.
+    quiet_grpc()
     loaded = load_config(files, env=process_environment(), overrides=overrides or ())
     for warning in loaded.warnings:
         print_warning(warning)

@@ -42,7 +42,8 @@ def replay(
     journal's decisions for people to read.
 
     The exit code is 70 where other bits come out, and 78 where it can't be told: what is needed is damaged, a
-    snapshot is ahead of what is left of the journal, or config.json isn't the one that the run began with.
+    snapshot, or what else the folder says was published, is ahead of what is left of the journal, or config.json isn't
+    the one that the run began with.
     """
     from wan_diloco.config import load_stored
     from wan_diloco.errors import ConfigError, StateDamaged
@@ -63,6 +64,8 @@ def replay(
             f"{_named(report.ahead)} {are} ahead of what is left of the journal, so that what {they} can't be checked. "
             f"{WHOLE_JOURNAL_HELP}"
         )
+    if report.beyond:
+        raise StateDamaged(f"the journal ends too early: {'; '.join(report.beyond)}. {WHOLE_JOURNAL_HELP}")
 
 
 def _as_text(report: ReplayReport) -> str:
@@ -108,6 +111,7 @@ def _as_json(report: ReplayReport) -> dict[str, Any]:
         ],
         "snapshots": list(report.snapshots),
         "snapshots_ahead": list(report.ahead),
+        "beyond": list(report.beyond),
         "difference": None
         if difference is None
         else {

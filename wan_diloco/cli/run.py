@@ -14,14 +14,14 @@ from wan_diloco.cli.folders import Holding, check_baseline_folder, check_folder,
 from wan_diloco.cli.options import ConfigFiles, JsonFlag, Overrides, RefragmentFlag, folder_path, load
 from wan_diloco.cli.preflight import check_data, check_memory, check_port, check_regions
 from wan_diloco.cli.words import resume_command
-from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY, UsageError
+from wan_diloco.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_TEMPORARY, ConfigError, UsageError
 from wan_diloco.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from wan_diloco.cli.supervise import Outcome
     from wan_diloco.config import RunConfig
 
-__all__ = ["Baseline", "register", "result_text", "run"]
+__all__ = ["Baseline", "register", "require_merged", "result_text", "run"]
 
 # The ends after which the same run can go on. After others it would fail in the same way.
 _RESUMABLE: Final = frozenset({EXIT_TEMPORARY, EXIT_SIGINT, EXIT_SIGTERM})
@@ -79,6 +79,7 @@ def run(
     if holding is Holding.FINISHED_RUN:
         typer.echo(f"wan-diloco: the run in {folder} is finished; this is its result", err=True)
         _print_result(folder, as_json=as_json)
+        require_merged(folder)
         return
     outcome = _run_here(
         config,
@@ -89,6 +90,7 @@ def run(
     )
     if outcome.exit_code == EXIT_OK:
         _print_result(folder, as_json=as_json)
+        require_merged(folder)
         return
     if outcome.problem:
         typer.echo(f"wan-diloco: {outcome.problem}", err=True)
@@ -141,6 +143,25 @@ def result_text(summary: Mapping[str, Any], evaluation: Mapping[str, Any], files
         sample = ["".join(filter(str.isprintable, line)) for line in evaluation["sample"].splitlines()]
         lines += ["", "The published model writes:", *(f"    {line}".rstrip() for line in sample)]
     return "\n".join(lines)
+
+
+def require_merged(folder: Path) -> None:
+    """See that a finished run came to something.
+
+    Raises:
+        ConfigError: Nothing was merged, so that its model is the initial one.
+    """
+    from wan_diloco.storage import read_json
+
+    summary = read_json(folder / "summary.json")
+    if not summary.get("nothing_merged"):
+        return
+    refused = ", ".join(f"{reason} {count}" for reason, count in summary.get("rejected", {}).items())
+    raise ConfigError(
+        f"nothing was merged in this run, and its scores are the initial model's; refused: {refused or 'nothing'}",
+        where=str(folder),
+        hint="see its logs; with a lower inner.lr or more run.tokens something may be",
+    )
 
 
 def _run_here(

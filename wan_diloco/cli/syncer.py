@@ -8,10 +8,9 @@ import typer
 
 from wan_diloco.cli.folders import Holding, check_syncer_folder
 from wan_diloco.cli.loading import loading
-from wan_diloco.cli.options import ConfigFiles, Overrides, RefragmentFlag, RunFolder, hold_reloads, load
+from wan_diloco.cli.options import ConfigFiles, Overrides, RefragmentFlag, RunFolder, hold_reloads, load, read_duration
 from wan_diloco.cli.preflight import check_memory, check_port
 from wan_diloco.errors import UsageError
-from wan_diloco.units import parse_duration
 
 if TYPE_CHECKING:
     from wan_diloco.config import RunConfig
@@ -50,7 +49,7 @@ def syncer(
     """
     if refragment and not resume:
         raise UsageError("--refragment is for a run that goes on: give --resume too")
-    end_within_s = parse_duration(end_within)
+    end_within_s = read_duration(end_within, "--end-within", least="1s")
     hold_reloads()
 
     def given() -> RunConfig:

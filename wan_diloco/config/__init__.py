@@ -3,7 +3,7 @@
 Nothing here imports torch, so that a laptop can check the configuration of a cluster.
 """
 
-from wan_diloco.config.environment import DEBUG_VARIABLE, process_environment
+from wan_diloco.config.environment import DEBUG_VARIABLE, process_environment, quiet_grpc
 from wan_diloco.config.faults import (
     FaultKind,
     FaultSchedule,
@@ -64,6 +64,7 @@ __all__ = [
     "parse_config",
     "parse_schedule",
     "process_environment",
+    "quiet_grpc",
     "render_toml",
     "require_resumable",
     "text_path",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from typing import Final
 
 from pydantic_core import PydanticCustomError
 
 from wan_diloco.errors import ConfigError
 
-__all__ = ["exposed", "host_port", "store_address"]
+__all__ = ["exposed", "host_port", "store_address", "why_no_address"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def host_port(value: str, *, empty: bool) -> str:
@@ -16,17 +20,40 @@ def host_port(value: str, *, empty: bool) -> str:
 
     Args:
         value: As it was given.
-        empty: Whether it may be left empty.
+        empty: Whether it may be left empty; it then says where somebody is found, and port 0 is nowhere.
 
     Raises:
         PydanticCustomError: It is something else.
     """
     if empty and not value:
         return value
-    host, _, port = value.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if why_no_address(value, port_min=1 if empty else 0):
         raise _refuse(f"{value!r} isn't an address", 'write it like "127.0.0.1:7000"')
     return value
+
+
+def why_no_address(value: str, *, port_min: int = 1) -> str:
+    """Why a text isn't an address, in a few words; empty where it is one.
+
+    Args:
+        value: "host:port"; a host of IPv6 is best written in brackets.
+        port_min: 0 where a free port may be asked for.
+    """
+    host, _, port = value.rpartition(":")
+    if not host:
+        return "it has no host and port"
+    if not port.isascii() or not port.isdigit() or not port_min <= int(port) <= 65535:
+        return f"{port!r} is no port"
+    return "" if _NAME.fullmatch(host) or _is_ipv6(host) else f"{host!r} is no host"
+
+
+def _is_ipv6(host: str) -> bool:
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        ipaddress.IPv6Address(bare)
+    except ValueError:
+        return False
+    return True
 
 
 def store_address(value: str, *, endpoint: bool) -> str:

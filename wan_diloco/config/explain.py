@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-__all__ = ["explain", "region_label"]
+__all__ = ["explain", "mistakes", "problem_and_hint", "region_label"]
 
 _VALUE_LENGTH_MAX: Final = 60
 
@@ -38,7 +38,9 @@ _PROBLEMS: Final[dict[str, Callable[[Mapping[str, Any], str], str]]] = {
     "too_long": lambda limit, _: f"must have at most {limit['max_length']} entries",
     "string_pattern_mismatch": lambda limit, value: f"{value} doesn't match {limit['pattern']}",
     "literal_error": lambda limit, value: f"must be {limit['expected']}, not {value}",
+    "enum": lambda limit, value: f"must be {limit['expected']}, not {value}",
 }
+_CHOICES: Final = frozenset({"literal_error", "enum"})
 
 
 def region_label(regions: object, index: int) -> str:
@@ -58,27 +60,38 @@ def explain(error: ValidationError, tree: Mapping[str, Any], sources: Mapping[st
         tree: The merged settings that it refused.
         sources: Dotted key -> the layer that set it.
     """
+    return join_problems([_explain_one(detail, tree, sources) for detail in mistakes(error)])
+
+
+def mistakes(error: ValidationError) -> list[ErrorDetails]:
+    """What pydantic found that is a mistake of its own: a list whose entries are refused counts as empty, which isn't.
+
+    Args:
+        error: What it raised.
+    """
     details = error.errors(include_url=False)
-    # A list whose entries are refused counts as empty, which is no mistake of its own.
     refused = {detail["loc"][0] for detail in details if len(detail["loc"]) > 1}
-    return join_problems(
-        [
-            _explain_one(detail, tree, sources)
-            for detail in details
-            if not (detail["type"] == "too_short" and detail["loc"][0] in refused)
-        ]
-    )
+    return [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"][0] in refused)]
+
+
+def problem_and_hint(detail: ErrorDetails, known: Callable[[], str]) -> tuple[str, str]:
+    """One mistake in our own words, and what to do about it; the hint may be empty.
+
+    Args:
+        detail: Of pydantic.
+        known: Called for an unknown key: what there is instead.
+    """
+    limits, value = detail.get("ctx", {}), detail["input"]
+    if "problem" in limits:
+        return limits["problem"], limits.get("hint", "")
+    say = _PROBLEMS.get(detail["type"])
+    problem = say(limits, _shown(value)) if say else detail["msg"]
+    return problem, known() if detail["type"] == "extra_forbidden" else _hint(detail["type"], value, limits)
 
 
 def _explain_one(detail: ErrorDetails, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigError:
     where, section, key = _place(detail["loc"], tree)
-    limits, value = detail.get("ctx", {}), detail["input"]
-    if "problem" in limits:
-        problem, hint = limits["problem"], limits["hint"]
-    else:
-        say = _PROBLEMS.get(detail["type"])
-        problem = say(limits, _shown(value)) if say else detail["msg"]
-        hint = _hint(detail["type"], value, limits, section, key)
+    problem, hint = problem_and_hint(detail, lambda: suggest(section, key))
     # what is wrong with a whole table is blamed on whoever set anything in it
     source = sources.get(where) or next((layer for name, layer in sources.items() if name.startswith(f"{where}.")), "")
     return ConfigError(problem, where=where, hint="; ".join(filter(None, (hint, source and f"set by {source}"))))
@@ -98,10 +111,8 @@ def _place(location: tuple[int | str, ...], tree: Mapping[str, Any]) -> tuple[st
             return "", "", ""
 
 
-def _hint(kind: str, value: object, limits: Mapping[str, Any], section: str, key: str) -> str:
-    if kind == "extra_forbidden":
-        return suggest(section, key)
-    if kind == "literal_error" and isinstance(value, str):
+def _hint(kind: str, value: object, limits: Mapping[str, Any]) -> str:
+    if kind in _CHOICES and isinstance(value, str):
         near = nearest(value, re.findall(r"'([^']*)'", limits["expected"]))
         return f'did you mean "{near}"' if near else ""
     if kind in {"int_type", "float_type", "bool_type"} and isinstance(value, str):

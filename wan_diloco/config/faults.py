@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from wan_diloco.config.explain import mistakes, problem_and_hint
 from wan_diloco.config.load import read_table
+from wan_diloco.config.names import nearest
 from wan_diloco.config.quantities import Duration, Rate
 from wan_diloco.errors import ConfigError
 
@@ -223,12 +226,19 @@ def check_schedule(schedule: FaultSchedule, regions: Sequence[str], quorum: int,
 
 
 def _sentences(error: ValidationError) -> Iterator[str]:
-    for detail in error.errors(include_url=False):
-        context = detail.get("ctx", {})
-        problem = str(context.get("problem", detail["msg"])) + (f" ({context['hint']})" if context.get("hint") else "")
+    shape: type[BaseModel]
+    for detail in mistakes(error):
         match detail["loc"]:
             case ("faults", int(index), *rest):
-                place = ".".join([f"faults[{index}]", *map(str, rest)])
+                place, shape = ".".join([f"faults[{index}]", *map(str, rest)]), FaultSettings
             case rest:
-                place = ".".join(map(str, rest))
-        yield f"{place}: {problem}" if place else problem
+                place, shape = ".".join(map(str, rest)), FaultSchedule
+        problem, hint = problem_and_hint(detail, partial(_near, str(rest[-1]) if rest else "", shape))
+        said = f"{problem} ({hint})" if hint else problem
+        yield f"{place}: {said}" if place else said
+
+
+def _near(key: str, shape: type[BaseModel]) -> str:
+    names = [field.alias or name for name, field in shape.model_fields.items()]
+    near = nearest(key, names)
+    return f"did you mean {near}" if near else f"there are {', '.join(names)}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from wan_diloco.config import FaultKind, FaultSchedule, FaultSettings
 from wan_diloco.config.quantities import duration_text, rate_text
 from wan_diloco.errors import UsageError
+from wan_diloco.units import format_duration
 
 if TYPE_CHECKING:
     import random
@@ -27,6 +28,10 @@ _JOIN_SHARES: Final = (0.08, 0.2)
 # A process that is killed again and again before it has lived for half a minute is given up by its supervisor.
 _KILLED_AGAIN_S: Final = 35.0
 _KILLS: Final = frozenset({FaultKind.KILL, FaultKind.SKEW})
+
+# More often than this nothing that befalls a run has an effect of its own, and nobody looks through so many.
+_PITCH_MIN_S: Final = 0.1
+_FAULTS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +93,22 @@ def draw_schedule(
         without: What this machine can't do.
 
     Raises:
-        UsageError: So few faults can't be one of each sort.
+        UsageError: So few faults can't be one of each sort, or so many don't fit into the time.
     """
     late = rng.choice(list(regions)) if len(regions) > quorum and FaultKind.JOIN not in without else ""
     sorts = [sort for sort in _ALL if sort.kind not in without and (late or sort.kind is not FaultKind.JOIN)]
     if num_faults < len(sorts):
         raise UsageError(f"{num_faults} faults can't be one of each of {len(sorts)} sorts: give --faults {len(sorts)}")
+    lead_s, tail_s = _LEAD_SHARE * duration_s, _TAIL_SHARE * duration_s
+    span_s = duration_s - lead_s - tail_s
+    fit = min(_FAULTS_MAX, int(span_s / _PITCH_MIN_S))
+    if num_faults > fit:
+        raise UsageError(f"{num_faults} faults don't fit into {format_duration(duration_s)}: {fit} do")
     drawn = [sort for sort in sorts if sort.kind is not FaultKind.JOIN]
     joins = len(sorts) - len(drawn)
     drawn += rng.choices(drawn, [sort.weight for sort in drawn], k=num_faults - joins - len(drawn))
     rng.shuffle(drawn)
-    lead_s, tail_s = _LEAD_SHARE * duration_s, _TAIL_SHARE * duration_s
-    pitch_s = (duration_s - lead_s - tail_s) / max(1, len(drawn))
+    pitch_s = span_s / max(1, len(drawn))
     times = [lead_s + (index + rng.random()) * pitch_s for index in range(len(drawn))]
     joins_s = rng.uniform(*_JOIN_SHARES) * duration_s
     killed: dict[str, float] = {}
@@ -114,10 +123,14 @@ def draw_schedule(
 
 def _apart(drawn: list[_Sort]) -> list[_Sort]:
     """The same sorts, with the syncer's kills as far apart as they can be: it is one process, learners are many."""
-    kills = [sort for sort in drawn if sort.kind in _KILLS and sort.hits == "syncer"]
-    others, killing = iter([sort for sort in drawn if sort not in kills]), iter(kills)
+
+    def killing(sort: _Sort) -> bool:
+        return sort.kind in _KILLS and sort.hits == "syncer"
+
+    kills = [sort for sort in drawn if killing(sort)]
+    others, next_kill = iter([sort for sort in drawn if not killing(sort)]), iter(kills)
     places = {int((index + 0.5) * len(drawn) / len(kills)) for index in range(len(kills))}
-    return [next(killing) if place in places else next(others) for place in range(len(drawn))]
+    return [next(next_kill) if place in places else next(others) for place in range(len(drawn))]
 
 
 def _fault(

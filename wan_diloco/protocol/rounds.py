@@ -20,6 +20,9 @@ from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, Rou
 
 __all__ = ["REMEMBERED_ATTEMPTS", "Candidates", "OpenRound", "RoundQueue", "answers", "candidates", "missing"]
 
+# After a refusal a learner takes the published value anew, and the next it gives may well be good; where that fails
+# again and again, training itself makes it so.
+_SPOILED_MAX = 3
 # Answers of a learner that has nothing to give yet: what it lacks is steps, not time.
 _WORKLESS = frozenset({DeclineReason.ZERO_STEPS, DeclineReason.NO_TOKENS})
 
@@ -45,6 +48,7 @@ class OpenRound:
         declined: Those of them that answered without a contribution.
         declined_before: The same of the attempt before; what a member said there is believed until it answers again.
         refused: Those of them whose contributions were refused: what they give instead needs another question.
+        spoiled: How often, since one was taken, a learner's contributions to this round weren't finite.
         attempts: When each of the last attempts asked, and how much later each member's grant makes its answer. A round
             may stay open for days, attempt after attempt.
         unmeasured: (learner, attempt) whose answers say nothing of the learner: they stood in its own queue, or the
@@ -64,6 +68,7 @@ class OpenRound:
     declined: dict[LearnerId, DeclineReason] = field(default_factory=dict)
     declined_before: dict[LearnerId, DeclineReason] = field(default_factory=dict)
     refused: set[LearnerId] = field(default_factory=set)
+    spoiled: dict[LearnerId, int] = field(default_factory=dict)
     attempts: dict[int, tuple[float, dict[LearnerId, float]]] = field(default_factory=dict)
     unmeasured: set[tuple[LearnerId, int]] = field(default_factory=set)
     quorate_s: float | None = None
@@ -97,9 +102,16 @@ class OpenRound:
         self.declined[learner_id] = reason
         self.unmeasured.add((learner_id, self.attempt))
 
-    def refuse(self, header: ContributionHeader) -> None:
-        """A contribution was refused. If it was an answer to the current attempt, nothing more comes for that."""
+    def refuse(self, header: ContributionHeader, *, finite: bool = True) -> None:
+        """A contribution was refused. If it was an answer to the current attempt, nothing more comes for that.
+
+        Args:
+            header: Its.
+            finite: Whether its values were numbers.
+        """
         key = header.key
+        if not finite and header.round_id == self.round_id:
+            self.spoil(key.learner_id)
         if (header.round_id, header.attempt, self.asked.get(key.learner_id)) == (
             self.round_id,
             self.attempt,
@@ -111,6 +123,15 @@ class OpenRound:
         """A learner's contribution is here or on its way: what it lacked before it lacks no more."""
         self.declined_before.pop(learner_id, None)
         self.refused.discard(learner_id)
+
+    def spoil(self, learner_id: LearnerId) -> None:
+        """What a learner has to give isn't finite."""
+        self.spoiled[learner_id] = self.spoiled.get(learner_id, 0) + 1
+
+    def taken(self, learner_id: LearnerId) -> None:
+        """A learner's contribution is here, and is good."""
+        self.contributes(learner_id)
+        self.spoiled.pop(learner_id, None)
 
     @property
     def extra_s(self) -> dict[LearnerId, float]:
@@ -130,7 +151,10 @@ class OpenRound:
         # Members answer at different times, and rounds are asked at different times: all that are open need never have
         # all their answers in one instant.
         said = self.declined_before | self.declined
-        able = sum(said.get(learner) is not DeclineReason.NO_TOKENS for learner in self.asked)
+        able = sum(
+            said.get(learner) is not DeclineReason.NO_TOKENS and self.spoiled.get(learner, 0) < _SPOILED_MAX
+            for learner in self.asked
+        )
         return able < quorum <= len(self.asked)
 
     def response_s(self, learner_id: LearnerId, attempt: int, now_s: float) -> float | None:

@@ -116,7 +116,7 @@ class ContributionDesk:
 
     def _refuse(self, header: ContributionHeader, refusal: Refusal) -> None:
         key = header.key
-        self.conductor.refused(header)
+        self.conductor.refused(header, finite=refusal.reason is not RefusalReason.NON_FINITE)
         self.context.state.rejected_once(refusal.reason)
         if key.fragment_id < len(self.context.state.versions):
             self.context.state.ledger.refused(key)

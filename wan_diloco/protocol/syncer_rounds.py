@@ -147,11 +147,16 @@ class RoundConductor:
         if round_ is not None and round_.round_id == header.round_id:
             round_.contributes(header.key.learner_id)
 
-    def refused(self, header: ContributionHeader) -> None:
-        """A contribution is no use."""
+    def refused(self, header: ContributionHeader, *, finite: bool) -> None:
+        """A contribution is no use; perhaps since its values aren't numbers."""
         round_ = self.open.get(header.key.fragment_id)
         if round_ is not None:
-            round_.refuse(header)
+            round_.refuse(header, finite=finite)
+
+    def spoiled(self, learner_id: LearnerId, fragment_id: FragmentId) -> None:
+        """A learner found by itself that what it has isn't finite, and begins anew with the published value."""
+        if (round_ := self.open.get(fragment_id)) is not None:
+            round_.spoil(learner_id)
 
     def merged(self, event: MergeFinished) -> None:
         """A merge is done: the new version exists, and everybody is sent it.
@@ -317,7 +322,7 @@ class RoundConductor:
         fragment_id = round_.fragment_id
         found = self._candidates(round_)
         for learner in found.fresh:
-            round_.contributes(learner)
+            round_.taken(learner)
         quorate = len(found.fresh) >= self.context.settings.policy.quorum
         if quorate and round_.quorate_s is None:
             round_.quorate_s = now_s

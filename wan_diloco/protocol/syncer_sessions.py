@@ -86,6 +86,8 @@ class SessionDesk:
             case ResyncRequest():
                 if message.fragment_id < self.context.downlink.num_fragments:
                     self.context.state.rejected_once(message.reason)
+                    if message.reason is RefusalReason.NON_FINITE:
+                        self.conductor.spoiled(member.learner_id, message.fragment_id)
                     self.context.downlink.want_resync(member.learner_id, message.fragment_id)
                     self.context.send_updates(member)
             case StateWanted():

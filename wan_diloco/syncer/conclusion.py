@@ -10,9 +10,13 @@ from wan_diloco.errors import StorageError
 from wan_diloco.protocol.syncer_state import SyncerState
 from wan_diloco.storage import read_json, write_json, write_text
 from wan_diloco.telemetry import METRICS_FILE, SUMMARY_FILE, read_metrics, summarise
+from wan_diloco.telemetry.logs import get_logger
 from wan_diloco.telemetry.report import render_report
+from wan_diloco.telemetry.summary import Known, incomplete
 
 __all__ = ["conclude", "withdraw_interim"]
+
+_LOG = get_logger(__name__)
 
 
 def withdraw_interim(run_folder: Path) -> None:
@@ -45,9 +49,15 @@ def conclude(run_folder: Path, state: SyncerState, *, wall_s: float, finished: b
     if finished and standing.get("finished") and isinstance(standing.get("wall_s"), float):
         # A former process ended the run, and this one came for what it lacked: a score, or the report.
         wall_s = standing["wall_s"]
+    told, known = read_metrics(run_folder / METRICS_FILE), _known(state)
+    lacks = incomplete(told.lines, told.damaged, known)
+    if lacks:
+        _LOG.warning("metrics_incomplete", reason=lacks)
     summary = summarise(
-        read_metrics(run_folder / METRICS_FILE).lines,
+        told.lines,
         state.ledger.totals(tuple(4 * count for count in state.parameters)),
+        known=known,
+        metrics_incomplete=lacks,
         num_fragments=len(state.parameters),
         wall_s=wall_s,
         rejected={reason.value: count for reason, count in state.rejected.items()},
@@ -55,8 +65,19 @@ def conclude(run_folder: Path, state: SyncerState, *, wall_s: float, finished: b
         finished=finished,
         unevaluated=unevaluated,
     )
+    if summary["nothing_merged"]:
+        reason = "the run has ended, and its model is the initial one"
+        _LOG.warning("nothing_merged", reason=reason, rejected=summary["rejected"])
     write_json(run_folder / SUMMARY_FILE, summary)
     write_text(run_folder / "report.html", render_report(run_folder))
+
+
+def _known(state: SyncerState) -> Known:
+    tokens: dict[str, int] = {}
+    fresh = {str(learner_id): count for learner_id, count in state.participation.items()}
+    for (learner_id, _), life in state.ledger.lives.items():
+        tokens[learner_id] = max(life.position.tokens, tokens.get(learner_id, 0))
+    return Known(totals=state.totals, merges_min=min(state.merges), merged_fresh=fresh, tokens=tokens)
 
 
 def _standing(run_folder: Path) -> Mapping[str, Any]:

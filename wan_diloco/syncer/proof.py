@@ -1,7 +1,7 @@
 """Proving that a run's published versions are what its journal says: all that it still allows is merged again.
 
-The journal is what counts. A snapshot that is further on than it can't be checked, and one that is damaged isn't: both
-are told, since who hears "the same bits" believes that of the whole run.
+The journal is what counts. A snapshot that is further on than it can't be checked, nor what else the folder says was
+published, and a damaged snapshot isn't: all are told, since who hears "the same bits" believes that of the whole run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from wan_diloco.syncer.fragments_store import FragmentStore, FragmentValue, Math
 from wan_diloco.syncer.plan import maths_for
 from wan_diloco.syncer.refragment import digests_of, fragments_of
 from wan_diloco.syncer.replay import Difference, TapeReplay, restored_state, snapshot_place, tape_after
+from wan_diloco.syncer.witnesses import beyond
 from wan_diloco.syncer.workers import InlineExecutor
 from wan_diloco.units import FragmentId, RoundId, Version
 
@@ -61,6 +62,7 @@ class ReplayReport:
         versions: How many published versions were compared and are the same.
         snapshots: Names of those on the way that hold the same bits.
         ahead: Names of snapshots that are further on than the journal, so that what they hold can't be checked.
+        beyond: What else the folder says was published and the journal doesn't lead to, one sentence each.
         difference: The first one, where it ended; None where all bits are the same.
         remarks: What happened on the way, one sentence each.
         notes: What the operator should see to, one sentence each.
@@ -72,6 +74,7 @@ class ReplayReport:
     versions: int
     snapshots: tuple[str, ...]
     ahead: tuple[str, ...]
+    beyond: tuple[str, ...]
     difference: Difference | None
     remarks: tuple[str, ...]
     notes: tuple[str, ...]
@@ -79,7 +82,7 @@ class ReplayReport:
     @property
     def proven(self) -> bool:
         """Whether all that is kept is the same, the newest included."""
-        return self.difference is None and not self.ahead
+        return self.difference is None and not self.ahead and not self.beyond
 
 
 def replay_run(run_folder: Path, config: RunConfig) -> ReplayReport:
@@ -98,7 +101,7 @@ def replay_run(run_folder: Path, config: RunConfig) -> ReplayReport:
     folder = run_folder / "state"
     _require_left(folder)
     try:
-        return _Run(folder, config).report()
+        return _Run(run_folder, config).report()
     except (JournalError, CheckpointError) as exc:
         _require_left(folder)
         raise StateDamaged(f"the run can't be done again: {exc}. {WHOLE_JOURNAL_HELP}") from exc
@@ -117,7 +120,9 @@ def _require_left(folder: Path) -> None:
 class _Run:
     """One replay."""
 
-    def __init__(self, folder: Path, config: RunConfig) -> None:
+    def __init__(self, run_folder: Path, config: RunConfig) -> None:
+        folder = run_folder / "state"
+        self._run_folder = run_folder
         self._snapshots = folder / "snapshots"
         self._config = config
         self._versions = 0
@@ -132,6 +137,7 @@ class _Run:
         self._said = dict(trusted_manifests(self._snapshots))
         self._difference: Difference | None = None
         self._same: list[str] = []
+        self._beyond: tuple[str, ...] = ()
 
     def report(self) -> ReplayReport:
         with self._journal:
@@ -153,6 +159,7 @@ class _Run:
                 elif isinstance(record, Refragmented):
                     begun = tuple(state.versions)
                     self._remarks.append(f"cut into {record.fragments} fragments on the way, with the same bits")
+            self._beyond = beyond(self._run_folder, state, replay.maths.layout, store, self._notes.append)
         return self._finished(since, begun, tuple(state.versions))
 
     def _places(self) -> dict[JournalRef | None, str]:
@@ -274,6 +281,7 @@ class _Run:
             versions=self._versions,
             snapshots=tuple(self._same),
             ahead=self._ahead(),
+            beyond=self._beyond,
             difference=self._difference,
             remarks=tuple(self._remarks),
             notes=tuple(self._notes),

@@ -29,7 +29,19 @@ Logger = structlog.stdlib.BoundLogger
 _LIBRARIES: Final = ("torch", "grpc", "asyncio", "concurrent", "numba", "py.warnings")
 # Where numba and asyncio talk to their own developers.
 _QUIETER: Final = {"numba": logging.WARNING, "asyncio": logging.WARNING}
+# Of gRPC's own loop, with a traceback: a peer that was killed can't be told how its call ended, which is no news.
+_SERVICER_LOGGER: Final = "grpc._cython.cygrpc"
+_STATUS_UNSENT: Final = "ExecuteBatchError raised in core by servicer method"
 _KEYS_MAX: Final = 1024
+
+
+def _calm_unsent_status(record: logging.LogRecord) -> bool:
+    """Make one line for developers of what says only that a call's status could not be sent any more."""
+    if not record.getMessage().startswith(_STATUS_UNSENT):
+        return True
+    record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    record.exc_info = record.exc_text = None
+    return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
 
 
 class _Stamp:
@@ -124,6 +136,7 @@ def route_library_loggers() -> None:
         logger.propagate = True
     for name, level in _QUIETER.items():
         logging.getLogger(name).setLevel(max(level, logging.root.level))
+    logging.getLogger(_SERVICER_LOGGER).addFilter(_calm_unsent_status)
 
 
 def get_logger(name: str, **fields: str | int) -> Logger:

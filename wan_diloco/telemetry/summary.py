@@ -1,5 +1,7 @@
-"""What a run came to: pure arithmetic over the records and the ledger's totals.
+"""What a run came to: pure arithmetic over the records, the ledger's totals and what else the syncer's state knows.
 
+Metrics may lose lines, the state loses nothing: what both say, the state says. What only metrics have told is given as
+far as it is left, and the summary says so.
 Losses are means, never sums over learners. Totals are Python integers and never wrap; a source that
 starts again at zero is added to what it had, as Prometheus does it.
 """
@@ -8,22 +10,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from wan_diloco.telemetry.records import EvaluationRecord, LearnerRecord, RoundRecord, TrafficRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from wan_diloco.protocol.ledger import LedgerTotals
+    from wan_diloco.protocol.syncer_state import Totals
     from wan_diloco.telemetry.records import Line
 
 __all__ = [
     "SUMMARY_FILE",
+    "Known",
     "cumulative",
     "distinct_rounds",
     "downlink_bits_per_parameter",
     "fresh_learners",
+    "incomplete",
     "mean_loss",
     "participation",
     "summarise",
@@ -32,6 +39,26 @@ __all__ = [
 ]
 
 SUMMARY_FILE: Final = "summary.json"
+
+# A syncer that is killed may not have told its last rounds: so small a share changes no figure that people look at.
+_UNTOLD_SHARE_MAX: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a syncer's state says of its run, whatever became of the metrics.
+
+    Attributes:
+        totals: Of all rounds.
+        merges_min: Of the fragment that was merged least.
+        merged_fresh: For each learner, in how many rounds it was merged fresh.
+        tokens: For each learner, how far it has come.
+    """
+
+    totals: Totals
+    merges_min: int
+    merged_fresh: Mapping[str, int]
+    tokens: Mapping[str, int]
 
 
 def cumulative(values: Iterable[int]) -> list[int]:
@@ -115,10 +142,31 @@ def tokens_per_s(lines: Iterable[Line], tokens: float, end_s: float) -> float | 
     return tokens / (end_s - first_s) if end_s > first_s else None
 
 
+def incomplete(lines: Iterable[Line], damaged: int, known: Known) -> str:
+    """What the metrics lack, in a sentence; empty where nothing shows that anything is missing.
+
+    Args:
+        lines: Of the run.
+        damaged: How many more couldn't be understood.
+        known: What the state says.
+    """
+    there, all_rounds = len(distinct_rounds(lines)), known.totals.rounds
+    lacks = []
+    if there < all_rounds:
+        lacks.append(f"has {there} of {all_rounds} rounds")
+    if damaged:
+        lacks.append(f"has lines that can't be read: {damaged}")
+    if not lacks:
+        return ""
+    return f"metrics.jsonl {' and '.join(lacks)}: times, speed, curves and traffic are of what is left of it"
+
+
 def summarise(
     lines: Sequence[Line],
     ledger: LedgerTotals,
     *,
+    known: Known | None = None,
+    metrics_incomplete: str = "",
     num_fragments: int,
     wall_s: float,
     rejected: Mapping[str, int] | None = None,
@@ -131,6 +179,8 @@ def summarise(
     Args:
         lines: All records of the run.
         ledger: What became of every token.
+        known: What the state says of rounds and learners; None where there is no more than the records.
+        metrics_incomplete: What the records lack, in a sentence, as of `incomplete`; empty where they are whole.
         num_fragments: P; a fragment that never merged makes `merges_per_fragment_min` zero.
         wall_s: How long the run took.
         rejected: For each reason, how often something was refused.
@@ -146,6 +196,9 @@ def summarise(
     merges = Counter(item.fragment for item in rounds)
     learners = [line.record for line in lines if isinstance(line.record, LearnerRecord)]
     by_region = _regions(lines, learners, rounds)
+    whole = known is None or len(rounds) >= (1 - _UNTOLD_SHARE_MAX) * known.totals.rounds
+    if known is not None:
+        _complete(by_region, known, whole=whole)
     return {
         "finished": finished,
         "validation_nats_per_byte": _final_loss(lines, "validation") if finished else None,
@@ -159,17 +212,53 @@ def summarise(
         "merges_per_fragment_min": min(merges.get(fragment, 0) for fragment in range(num_fragments)),
         "uplink_bits_per_parameter": uplink_bits_per_parameter(rounds),
         "downlink_bits_per_parameter": downlink_bits_per_parameter(rounds),
+        "rounds": len(rounds),
+        **({} if known is None else _of_state(known)),
         "regions": len(by_region),
         "by_region": by_region,
         "tokens_trained": _whole(ledger.trained_tokens),
         "tokens_merged": _whole(ledger.merged_tokens),
         "tokens_discarded": {str(key): _whole(value) for key, value in sorted(ledger.discarded_tokens.items())},
         "tokens_outstanding": _whole(ledger.outstanding_tokens),
-        "rounds": len(rounds),
         "wall_s": wall_s,
-        "tokens_per_s": tokens_per_s(lines, ledger.trained_tokens, wall_s),
+        # All tokens in a part of the time would be a speed that nobody had.
+        "tokens_per_s": tokens_per_s(lines, ledger.trained_tokens, wall_s) if whole else None,
+        "metrics_incomplete": metrics_incomplete,
+        # What was scored then is the initial model.
+        "nothing_merged": finished and not (len(rounds) if known is None else known.totals.rounds),
         "rejected": dict(sorted((rejected or {}).items())),
     }
+
+
+def _of_state(known: Known) -> dict[str, Any]:
+    totals = known.totals
+    merged, published = totals.merged_parameters, totals.published_parameters
+    return {
+        "participation": totals.fresh / totals.members if totals.members else None,
+        "merges_per_fragment_min": known.merges_min,
+        "uplink_bits_per_parameter": 8 * totals.upload_bytes / merged if merged else None,
+        "downlink_bits_per_parameter": 8 * totals.update_bytes / published if published else None,
+        "rounds": totals.rounds,
+    }
+
+
+def _complete(by_region: dict[str, dict[str, Any]], known: Known, *, whole: bool) -> None:
+    """Put in what the state knows of each region.
+
+    Args:
+        by_region: Of the records; changed.
+        known: What the state says.
+        whole: Whether hardly any record is missing; else in how many rounds a region was live isn't known.
+    """
+    absent: dict[str, Any] = dict.fromkeys(("loss", "uplink_bytes", "downlink_bytes", "control_bytes", "local_steps"))
+    for name in sorted({*by_region, *known.tokens}):
+        region = by_region.setdefault(name, {"tokens": 0, **absent, "participation": None, "rounds_live": None})
+        merged, rounds = known.merged_fresh.get(name, 0), known.totals.rounds
+        region["tokens"] = max(region["tokens"], known.tokens.get(name, 0))
+        region["rounds_merged"] = merged
+        region["rounds_merged_share"] = merged / rounds if rounds else None
+        if not whole:
+            region["participation"] = region["rounds_live"] = None
 
 
 def _evaluations(lines: Iterable[Line]) -> list[EvaluationRecord]:

@@ -27,7 +27,9 @@ def learning_rate(
         final_fraction: The last rate over the peak, 0..1.
     """
     if global_step < warmup_steps:
-        return peak * (global_step + 1) / warmup_steps
+        rate = peak * (global_step + 1) / warmup_steps
+        # Near the largest number the product is infinite, and the quotient alone isn't.
+        return rate if math.isfinite(rate) else peak * ((global_step + 1) / warmup_steps)
     if global_step >= total_steps:
         return peak * final_fraction
     progress = (global_step - warmup_steps) / (total_steps - warmup_steps)

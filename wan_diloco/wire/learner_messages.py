@@ -149,7 +149,8 @@ def _report_to(report: Report) -> pb.Report:
         tokens=report.tokens,
         step_time_s=report.step_time_s,
         loss=report.loss if report.loss is not None and math.isfinite(report.loss) else None,
-        learning_rate=report.learning_rate,
+        # Left out like a loss that is none: what isn't finite would end the session.
+        learning_rate=report.learning_rate if math.isfinite(report.learning_rate) else 0.0,
         fragments=[
             pb.FragmentReport(
                 fragment_id=fragment.fragment_id,

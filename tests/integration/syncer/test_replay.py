@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -13,13 +14,15 @@ import torch
 
 from tests.support.cli import in_this_process
 from tests.support.snapshots import save_snapshot
-from tests.support.syncer import tiny_config
+from tests.support.syncer import maths_of, tiny_config
 from tests.support.syncer_scene import advance, scene, until
 from wan_diloco.errors import EXIT_CONFIG, EXIT_INTERNAL, ConfigError, StateDamaged
 from wan_diloco.storage import Journal, JournalReader, JournalRef, good_snapshots, load_snapshot
 from wan_diloco.storage.journal_format import RECORD_HEADER_BYTES, checksum, decode_record_header
+from wan_diloco.syncer.fragments_store import published_tensors
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_TAPE
 from wan_diloco.syncer.proof import replay_run
+from wan_diloco.syncer.replay import restored_state
 
 SEGMENT_BYTES = 30_000
 
@@ -265,3 +268,78 @@ def test_other_initial_weights_are_the_configurations_fault_and_no_merges(tmp_pa
     assert (outcome.exit_code, outcome.stdout) == (EXIT_CONFIG, "")
     assert "config.json: it makes other initial weights than the run began with" in outcome.stderr
     assert f"(run.seed is {config.run.seed + 1} in it, and was {config.run.seed})" in outcome.stderr
+
+
+def _cut(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+_SPOILS = {
+    "cut": _cut,
+    "emptied": lambda path: path.write_bytes(b""),
+    "random": lambda path: path.write_bytes(random.Random(1).randbytes(path.stat().st_size)),
+}
+
+
+@pytest.mark.parametrize("snapshots", ["whole", "damaged", "gone"])
+@pytest.mark.parametrize("retention", ["all", "since-snapshot"])
+def test_a_journal_that_lost_its_end_never_proves_a_run(tmp_path, capsys, monkeypatch, retention, snapshots):
+    # One segment, as small runs have.
+    monkeypatch.setattr(Journal.open.__func__, "__defaults__", (1 << 30,))
+    config = _config("all")
+    _run(tmp_path / "run", config, steps=9, killed=False)
+    (tmp_path / "run" / "config.json").write_text(_config(retention).resolved_json())
+    for name, spoil in _SPOILS.items():
+        copy = tmp_path / name
+        shutil.copytree(tmp_path / "run", copy)
+        spoil(copy / "state" / "journal" / "0000000001.journal")
+        for path in (copy / "state" / "snapshots").iterdir() if snapshots != "whole" else ():
+            if snapshots == "gone":
+                shutil.rmtree(path)
+            else:
+                (path / "manifest.json").write_bytes(b"{")
+        capsys.readouterr()
+        outcome = in_this_process(capsys, "replay", str(copy))
+        assert (outcome.exit_code, name) == (EXIT_CONFIG, name)
+        assert outcome.stdout.startswith("the same bits, as far as the journal goes: ")
+        told = "ahead of what is left" if snapshots == "whole" else "published rounds that aren't in the journal"
+        assert told in outcome.stderr.splitlines()[-1]
+
+
+def test_each_that_knows_of_a_publication_tells_that_the_journal_ends_before(tmp_path, capsys):
+    config = _config("all")
+    versions = _run(tmp_path / "run", config, killed=False)
+    run = tmp_path / "run"
+    assert replay_run(run, config).proven
+    snapshots = run / "state" / "snapshots"
+    newest = load_snapshot(snapshots, max(good_snapshots(snapshots), key=lambda name: int(name[6:])))
+    maths = maths_of(config)
+    state, store = restored_state(newest, "newest", maths)
+    final = published_tensors(maths.layout, store.values())
+    shutil.rmtree(snapshots)
+    (run / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
+    journal = run / "state" / "journal"
+    for path in sorted(journal.iterdir())[1:]:
+        path.unlink()
+    # Nothing in the folder says any more that there was more.
+    assert replay_run(run, config).proven
+
+    shutil.copy(tmp_path / "metrics.jsonl", run / "metrics.jsonl")
+    assert "metrics.jsonl has" in replay_run(run, config).beyond[0]
+    (run / "metrics.jsonl").unlink()
+    (run / "summary.json").write_text(json.dumps({"finished": False, "rounds": sum(versions)}))
+    (told,) = replay_run(run, config).beyond
+    assert told.startswith(f"summary.json counts {sum(versions)} rounds, and the journal comes to ")
+    (run / "summary.json").write_text(json.dumps({"finished": True}))
+    (told,) = replay_run(run, config).beyond
+    assert told == "summary.json says that the run is finished, and the journal doesn't come to its end"
+    (run / "summary.json").unlink()
+    save_snapshot(run / "published", "final", final, {"global_step": state.global_step})
+    (told,) = replay_run(run, config).beyond
+    assert told.startswith(f"published/final, of step {state.global_step}, holds other weights than the journal leads")
+    capsys.readouterr()
+    outcome = in_this_process(capsys, "replay", str(run), "--json")
+    answer = json.loads(outcome.stdout)
+    assert (outcome.exit_code, answer["equal"], answer["beyond"]) == (EXIT_CONFIG, False, [told])
+    assert f"the journal ends too early: {told}. Put back a copy" in outcome.stderr

@@ -114,12 +114,31 @@ def test_a_schedule_is_read_in_order_of_time_and_given_again_from_what_was_saved
         ({"kind": "stop", "target": "syncer", "for": "2s", "way": "up"}, "way: stop has no direction"),
         ({"kind": "skew", "target": "syncer"}, "offset: skew needs it"),
         ({"kind": "skew", "target": "uplink:east", "offset": "1h"}, "skew can't hit 'uplink:east'"),
-        ({"kind": "kill", "target": "syncer", "colour": 2}, r"faults\[0\]\.colour"),
+        ({"kind": "kill", "target": "syncer", "colour": 2}, r"faults\[0\]\.colour: is unknown \(there are at, kind,"),
+        ({"kind": "stop", "target": "syncer", "fro": "2s"}, r"faults\[0\]\.fro: is unknown \(did you mean for\)"),
+        ({"kind": "kil", "target": "syncer"}, r"kind: must be 'kill', .*not the text 'kil' \(did you mean \"kill\"\)$"),
+        ({"kind": "kill", "target": 3}, r"^faults.toml: faults\[0\]\.target: must be text, not 3$"),
+        ({"kind": "kill"}, r"^faults.toml: faults\[0\]\.target: is missing$"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_place(fault: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         parse_schedule({"faults": [{"at": "1s", **fault}]}, "faults.toml")
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({}, "faults: is missing"),
+        ({"faults": []}, "faults: must have at least 1 entry"),
+        ({"faults": 3}, "faults: must be a list, not 3"),
+        ({"faults": ["kill"]}, r"faults\[0\]: must be a table, not the text 'kill'"),
+        ({"faults": [], "seeds": 1}, r"faults: must have .*; seeds: is unknown \(did you mean seed\)"),
+    ],
+)
+def test_a_schedule_of_the_wrong_shape_is_refused_in_our_words(table: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^faults\.toml: {sentence}$"):
+        parse_schedule(table, "faults.toml")
 
 
 def test_nobody_joins_twice() -> None:
@@ -162,3 +181,11 @@ def test_what_a_machine_cannot_do_is_left_out_and_too_few_are_refused() -> None:
     assert not draw(1, quorum=4).late
     with pytest.raises(UsageError, match=f"--faults {SORTS}"):
         draw(1, num_faults=SORTS - 1)
+
+
+def test_more_faults_than_a_time_can_hold_are_refused_and_how_many_it_can_is_said() -> None:
+    with pytest.raises(UsageError, match="100000000 faults don't fit into 10s: 85 do"):
+        draw(1, num_faults=100_000_000, duration_s=10.0)
+    with pytest.raises(UsageError, match="10001 faults don't fit into 1d: 10000 do"):
+        draw(1, num_faults=10_001, duration_s=86_400.0)
+    assert len(draw(1, num_faults=10_000, duration_s=86_400.0).faults) == 10_000

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from wan_diloco.config import load_config, parse_config
+from wan_diloco.config.addresses import why_no_address
 from wan_diloco.errors import EXIT_CONFIG, ConfigError
 
 RUN = '[run]\ntokens = "1M"\n'
@@ -244,3 +245,13 @@ def test_a_flag_for_a_region_without_any_region_is_refused(tmp_path: Path) -> No
 def test_what_is_no_table_at_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be a table, not \\[\\]"):
         parse_config([])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("address", ["foo", "http://x:1", "x:99999", ":::", "x:0", "a b:1"])
+def test_an_address_where_nobody_can_be_is_refused(address: str) -> None:
+    assert why_no_address(address)
+
+
+@pytest.mark.parametrize("address", ["x:1", "sub.domain.example:7000", "10.0.0.1:65535", "[::1]:7000", "::1:7000"])
+def test_an_address_of_a_name_or_of_numbers_is_one(address: str) -> None:
+    assert not why_no_address(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.support.protocol import contribution
 from wan_diloco.protocol.messages import DeclineReason
 from wan_diloco.protocol.rounds import REMEMBERED_ATTEMPTS, OpenRound
 from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId, RoundId
@@ -39,3 +40,18 @@ def test_who_has_no_tokens_is_believed_until_it_answers_again() -> None:
     round_.ask({EAST: Incarnation(1)}, 3.0, **words)
     round_.contributes(EAST)
     assert not round_.is_barren(1), "a contribution is an answer too"
+
+
+def test_who_gave_something_good_is_not_judged_by_what_it_gave_before() -> None:
+    round_ = OpenRound(round_id=RoundId(1), fragment_id=FragmentId(0), due_step=GlobalStep(4), opened_s=0.0)
+    bad = contribution(EAST, 0, 2, round_id=1)
+    for number in range(3):
+        assert not round_.is_barren(1)
+        round_.ask({EAST: Incarnation(1)}, float(number), patience_s=1.0, window_s=1.0, extra_s={})
+        round_.refuse(bad)
+        assert not round_.is_barren(1), "other refusals say nothing of its numbers"
+        round_.contributes(EAST)
+        round_.refuse(bad, finite=False)
+    assert round_.is_barren(1)
+    round_.taken(EAST)
+    assert not round_.is_barren(1)

@@ -12,6 +12,7 @@ from wan_diloco.protocol.events import (
     ShowReason,
     StartMerge,
     TimerFired,
+    UploadFailed,
     UploadOffered,
     UploadStored,
 )
@@ -21,6 +22,8 @@ from wan_diloco.protocol.messages import (
     Goodbye,
     Pace,
     Pull,
+    RefusalReason,
+    ResyncRequest,
     Stop,
 )
 from wan_diloco.protocol.status import status_of
@@ -169,3 +172,47 @@ def test_who_wakes_after_its_lease_only_to_go_is_asked_for_nothing() -> None:
     desk.tell(TimerFired(), after_s=60.0)
     said = messages(desk.says(W, Goodbye(reason="enough")))
     assert not any(isinstance(message, Pull) for message in said)
+
+
+def _spoiled(desk: Desk, times: int, *, told: bool) -> list[object]:
+    """Both learners, asked again and again, have nothing finite; the effects of the last word of it.
+
+    They find it by themselves where it is `told`, and else the syncer does.
+    """
+    effects: list[object] = []
+    for attempt in range(times):
+        if attempt:
+            desk.tell(TimerFired(), after_s=9.0)
+        pull = next(message for message in reversed(messages(desk.effects, E)) if isinstance(message, Pull))
+        assert pull.attempt == attempt + 1
+        for session, learner in ((E, EAST), (W, WEST)):
+            bad = answer(pull, learner, step_hi=2 + attempt)
+            if told:
+                words = ResyncRequest(fragment_id=pull.fragment_id, reason=RefusalReason.NON_FINITE)
+                effects = desk.says(session, words)
+                continue
+            desk.tell(UploadOffered(session=session, header=bad))
+            effects = desk.tell(
+                UploadFailed(session=session, header=bad, reason=RefusalReason.NON_FINITE, detail="nan")
+            )
+            desk.says(session, report(3 + attempt))
+    return effects
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_run_ends_although_nobody_ever_gives_what_is_finite(*, told: bool) -> None:
+    desk = Desk(syncer_settings(total_steps=2, quorum=1))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    desk.says(W, report(2))
+    desk.says(E, report(2))
+    _spoiled(desk, 2, told=told)
+    assert not [effect for effect in desk.effects if isinstance(effect, EndRun)], "the published values may help"
+    desk = Desk(syncer_settings(total_steps=2, quorum=1))
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    desk.says(W, report(2))
+    desk.says(E, report(2))
+    effects = _spoiled(desk, 3, told=told)
+    reason = "the last step is reached; its last rounds lack learners whose loss is finite"
+    assert only(EndRun, effects) == EndRun(reason=reason)

@@ -9,19 +9,12 @@ import pytest
 from tests.support.syncer import close, open_tiny, tiny_config
 from wan_diloco.errors import ConfigError, StateDamaged, StorageLocked
 from wan_diloco.protocol import serial
-<<<<<<< HEAD
 from wan_diloco.protocol.tape import LearnerAdmitted, SyncerStarted
-from wan_diloco.storage import JournalRef
-from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_TAPE
-from wan_diloco.units import Epoch, Incarnation, LearnerId, LocalStep, Term
-=======
-from wan_diloco.protocol.tape import LearnerAdmitted
 from wan_diloco.storage import JournalRef, keep_last
 from wan_diloco.syncer.journal_keeper import KIND_CONTRIBUTION, KIND_TAPE
 from wan_diloco.syncer.restore import SNAPSHOT_NAME
 from wan_diloco.syncer.snapshots import newest_sequence
-from wan_diloco.units import Incarnation, LearnerId, LocalStep
->>>>>>> mend-c
+from wan_diloco.units import Epoch, Incarnation, LearnerId, LocalStep, Term
 
 ADMITTED = LearnerAdmitted(learner_id=LearnerId("east"), incarnation=Incarnation(3), local_step=LocalStep(0), tokens=0)
 

@@ -174,3 +174,17 @@ def test_the_memory_of_reasons_is_bounded() -> None:
     for index in range(3000):
         changes.note(f"key{index}", "same")
     assert len(changes._last) == 1024
+
+
+@pytest.mark.parametrize("level", ["INFO", "DEBUG"])
+def test_a_status_that_reaches_nobody_any_more_is_no_error_of_ours(level: str) -> None:
+    stream = configured(level=level)
+    grpcs = logging.getLogger("grpc._cython.cygrpc")
+    try:
+        raise ValueError("Failed grpc_call_start_batch: 8")
+    except ValueError:
+        grpcs.exception("ExecuteBatchError raised in core by servicer method [%s]", "/wan_diloco.v1.BulkService/Upload")
+        grpcs.exception("Unexpected [ValueError] raised by servicer method [/x/Y]")
+    *told, bug = events(stream)
+    assert (bug["level"], "Traceback" in bug["exception"]) == ("error", True)
+    assert [(line["level"], "exception" in line) for line in told] == [("debug", False)] * (level == "DEBUG")

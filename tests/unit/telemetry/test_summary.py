@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from wan_diloco.protocol.ledger import DiscardReason, LedgerTotals
+from wan_diloco.protocol.syncer_state import Totals
 from wan_diloco.telemetry import (
     EvaluationRecord,
     LearnerRecord,
@@ -23,7 +24,7 @@ from wan_diloco.telemetry import (
     TrafficRecord,
     summarise,
 )
-from wan_diloco.telemetry.summary import cumulative, mean_loss, tokens_per_s
+from wan_diloco.telemetry.summary import Known, cumulative, incomplete, mean_loss, tokens_per_s
 
 LEDGER = LedgerTotals(
     trained_tokens=10251184259.0,
@@ -236,3 +237,60 @@ def test_what_the_start_took_says_nothing_about_speed(start_s: float) -> None:
 
 def test_without_a_step_there_is_no_speed() -> None:
     assert tokens_per_s([], 0.0, 10.0) is None
+
+
+def _known() -> Known:
+    totals = Totals(
+        rounds=9,
+        fresh=15,
+        members=18,
+        merged_parameters=15_000,
+        upload_bytes=7500,
+        published_parameters=9000,
+        update_bytes=5400,
+    )
+    return Known(totals=totals, merges_min=4, merged_fresh={"a": 9, "b": 6}, tokens={"a": 700, "b": 600})
+
+
+@pytest.mark.parametrize(
+    ("left", "damaged", "lacks"),
+    [
+        ([], 0, "has 0 of 9 rounds"),
+        ([round_(1, 0, merged("a"))], 0, "has 1 of 9 rounds"),
+        ([round_(1, 0, merged("a"))], 3, "has 1 of 9 rounds and has lines that can't be read: 3"),
+    ],
+)
+def test_what_the_state_knows_is_right_whatever_became_of_the_metrics(left, damaged, lacks) -> None:
+    told, known = lines(learner("a", 2.0), *left), _known()
+    words = incomplete(told, damaged, known)
+    assert words == f"metrics.jsonl {lacks}: times, speed, curves and traffic are of what is left of it"
+    summary = summarise(told, LEDGER, known=known, metrics_incomplete=words, num_fragments=2, wall_s=1.0)
+    json.dumps(summary, allow_nan=False)
+    assert (summary["rounds"], summary["participation"]) == (9, pytest.approx(15 / 18))
+    assert summary["merges_per_fragment_min"] == 4
+    assert (summary["uplink_bits_per_parameter"], summary["downlink_bits_per_parameter"]) == (4.0, 4.8)
+    assert (summary["metrics_incomplete"], summary["tokens_per_s"]) == (words, None)
+    region = summary["by_region"]["b"]
+    assert (region["tokens"], region["rounds_merged"], region["rounds_live"]) == (600, 6, None)
+    assert region["rounds_merged_share"] == pytest.approx(6 / 9)
+    assert (summary["by_region"]["a"]["tokens"], summary["by_region"]["a"]["loss"]) == (700, 2.0)
+
+
+def test_whole_metrics_say_as_much_as_the_state() -> None:
+    records = lines(learner("a", 2.0), round_(1, 0, merged("a")), round_(2, 1, merged("a")))
+    totals = Totals(rounds=2, fresh=2, members=4, merged_parameters=2000, upload_bytes=1000, published_parameters=2000)
+    known = Known(
+        totals=dataclasses.replace(totals, update_bytes=1200), merges_min=1, merged_fresh={"a": 2}, tokens={"a": 100}
+    )
+    assert incomplete(records, 0, known) == ""
+    assert summarise(records, LEDGER, known=known, num_fragments=2, wall_s=1.0) == summarise(
+        records, LEDGER, num_fragments=2, wall_s=1.0
+    )
+
+
+def test_a_finished_run_that_merged_nothing_says_so() -> None:
+    none = Known(totals=Totals(), merges_min=0, merged_fresh={}, tokens={"a": 5})
+    for finished in (True, False):
+        summary = summarise([], LEDGER, known=none, num_fragments=1, wall_s=1.0, finished=finished)
+        assert summary["nothing_merged"] is finished
+    assert summarise([], LEDGER, known=_known(), num_fragments=1, wall_s=1.0)["nothing_merged"] is False

@@ -46,3 +46,8 @@ def test_degenerate_lengths_still_have_a_rate(warmup_steps: int, total_steps: in
     rates = [learning_rate(t, peak=1.0, warmup_steps=warmup_steps, total_steps=total_steps) for t in range(20)]
     assert all(0 <= rate <= 1 for rate in rates)
     assert rates[-1] == 0
+
+
+def test_a_rate_near_the_largest_number_is_still_a_number() -> None:
+    rates = [learning_rate(step, peak=1e308, warmup_steps=50, total_steps=100) for step in range(50)]
+    assert all(0 < rate <= 1e308 for rate in rates)

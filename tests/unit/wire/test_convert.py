@@ -89,6 +89,12 @@ def test_a_loss_that_is_no_number_is_told_as_none(loss: float) -> None:
     assert decode_learner(encode_learner(report(loss))) == report(None)
 
 
+@pytest.mark.parametrize("rate", [math.nan, math.inf])
+def test_a_learning_rate_that_is_no_number_is_left_out(rate: float) -> None:
+    told = decode_learner(encode_learner(replace(report(2.0), learning_rate=rate)))
+    assert told == replace(report(2.0), learning_rate=0.0)
+
+
 def test_a_header_is_small() -> None:
     assert len(encode_contribution(contribution())) < 64
 
