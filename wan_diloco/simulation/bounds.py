@@ -6,8 +6,9 @@ rounds in progress:
     rounds in progress, verdicts, retries       R          queue                     P
     stored updates of a fragment                keep_updates
     what is remembered of a round               attempts remembered x M
-    journalled work of a fragment               2 a life: on the current base, and on the one before; and 1 for each
-                                                time that it took the published value anew
+    journalled work of a fragment               3 a life: on the current base, on the one before, and on the one before
+                                                that, which came while its round was merged without it, until the next
+                                                round closes; and 1 for each time that it took the published value anew
     lives in the ledger                         M, and those of which journalled work is left
     intervals of a life and fragment            1 running, 2 ended, and those with such work; sealed 4
     data: leases, units, spans of a fragment    M, a shard, a shard
@@ -33,7 +34,7 @@ __all__ = ["check_learner", "check_syncer"]
 
 _ENDED_MAX = 3
 _SEALED_MAX = 4
-_KEYS_A_LIFE = 2
+_KEYS_A_LIFE = 3
 _REASONS_A_LEARNER = 5
 _REASONS = 5
 _ASKED_ROUNDS = 4
