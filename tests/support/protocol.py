@@ -96,6 +96,7 @@ def hello(
     initial_digests: tuple[str, ...] = TERMS.initial_digests,
     life_id: str = "",
     term: int = 0,
+    term_id: str = "",
 ) -> Hello:
     """A Hello that `TERMS` agree with, but for what is given."""
     return Hello(
@@ -110,6 +111,7 @@ def hello(
         tokens=local_step * BATCH_TOKENS,
         life_id=life_id,
         term=Term(term),
+        term_id=term_id,
     )
 
 

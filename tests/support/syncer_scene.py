@@ -164,7 +164,7 @@ class Learner:
         self.incarnation = 0
         self.units_before = 0
         self.life_id = ""
-        self.term = Term(0)
+        self.term, self.term_id = Term(0), ""
         self.paces: list[int] = []
         self.granted_bytes_per_s = 0.0
         self.started = asyncio.Event()
@@ -191,6 +191,7 @@ class Learner:
                 tokens=self.local_step * BATCH_TOKENS,
                 life_id=self.life_id,
                 term=self.term,
+                term_id=self.term_id,
             )
         )
         try:

@@ -67,7 +67,7 @@ class LearnerPosition:
         moments_step: The global step that its inner moments are of; None while they are at zero.
         state_bytes, state_layout: Length and fingerprint of the row of its inner moments.
         shard: Of the data, which it reads; None before it was told.
-        term: The highest that an uplink of this process was welcomed in; 0 before the first.
+        term, term_id: The highest that an uplink of this process was welcomed in, and who began it; see `Hello`.
     """
 
     incarnation: Incarnation
@@ -83,6 +83,7 @@ class LearnerPosition:
     life_id: str = ""
     shard: ShardId | None = None
     term: Term = _NO_TERM
+    term_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,7 @@ class Admitted:
 
     incarnation: Incarnation
     term: Term
+    term_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

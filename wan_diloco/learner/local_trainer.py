@@ -107,7 +107,8 @@ class LocalTrainer:
         for fragment in layout.fragments:
             read_fragment(fragment, replica.parameters, slots.published(fragment.fragment_id, 0))
         self._initial_digests = tuple(digest(slots.published(index, 0)) for index in range(slots.num_fragments))
-        self._incarnation, self._term, self._life_id = Incarnation(0), Term(0), life_id
+        self._incarnation, self._life_id = Incarnation(0), life_id
+        self._term, self._term_id = Term(0), ""
         self._local_step, self._tokens, self._unit = LocalStep(0), 0, 0
         self._anchor, self._total_steps = 0, config.total_steps
         self._until_step: LocalStep | None = LocalStep(0)
@@ -159,6 +160,7 @@ class LocalTrainer:
         return LearnerPosition(
             incarnation=self._incarnation,
             term=self._term,
+            term_id=self._term_id,
             life_id=self._life_id,
             local_step=self._local_step,
             tokens=self._tokens,
@@ -236,8 +238,8 @@ class LocalTrainer:
                     self._anchor, self._total_steps = anchor, total_steps
                     if lease is not None:
                         self._take_data(lease)
-                case Admitted(incarnation=incarnation, term=term):
-                    self._incarnation, self._term = incarnation, term
+                case Admitted(incarnation=incarnation, term=term, term_id=term_id):
+                    self._incarnation, self._term, self._term_id = incarnation, term, term_id
                 case ShowReason(topic=topic, text=text):
                     self._reasons[topic] = text
                 case ExitLearner():

@@ -61,6 +61,7 @@ def learner_machine(
         initial_digests=position.initial_digests,
         life_id=position.life_id,
         term=position.term,
+        term_id=position.term_id,
     )
     fragments = [
         FragmentState(

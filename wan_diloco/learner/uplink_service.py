@@ -199,7 +199,8 @@ class UplinkService:
                 self._send_install(installed.fragment_id)
         elif isinstance(event, SyncerSaid) and isinstance(event.message, Welcome):
             # Behind the data of the life: an uplink that dies between the two is followed by one that asks for both.
-            self._sink.send(Admitted(incarnation=self._machine.incarnation, term=self._machine.term))
+            machine = self._machine
+            self._sink.send(Admitted(incarnation=machine.incarnation, term=machine.term, term_id=machine.term_id))
         elif isinstance(event, UpdateArrived):
             self._buffers.pop(event.header, None)
 

@@ -10,10 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from wan_diloco.protocol.fence import are_two
 from wan_diloco.protocol.messages import PROTOCOL_VERSION, Hello, RefusalReason, Refused
 from wan_diloco.units import Incarnation, LearnerId, Term, is_region_name
 
-__all__ = ["Standing", "Terms", "differing_setting", "examine", "is_of_another_state", "is_taken_over"]
+__all__ = [
+    "Standing",
+    "Terms",
+    "differing_setting",
+    "examine",
+    "is_of_a_copy",
+    "is_of_another_state",
+    "is_taken_over",
+]
 
 _NO_LIFE = Incarnation(0)
 
@@ -99,6 +108,20 @@ def is_taken_over(terms: Terms, hello: Hello, term: Term) -> bool:
         term: Of this process.
     """
     return hello.term > term and _is_of_this_run(terms, hello)
+
+
+def is_of_a_copy(terms: Terms, hello: Hello, term: Term, term_id: str) -> bool:
+    """Whether a Hello proves that another process began this term too: both were started from copies of one state.
+
+    Which of the two goes on, only who started them knows.
+
+    Args:
+        terms: What it must agree with.
+        hello: What it says.
+        term: Of this process.
+        term_id: Drawn by this process; empty for none.
+    """
+    return hello.term == term and are_two(term_id, hello.term_id) and _is_of_this_run(terms, hello)
 
 
 def is_of_another_state(terms: Terms, hello: Hello, standing: Standing) -> bool:

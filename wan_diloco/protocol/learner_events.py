@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wan_diloco.protocol.common_events import ShowReason, TimerFired
+from wan_diloco.protocol.fence import same_term
 from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.messages import (
     ContributionHeader,
@@ -190,7 +191,9 @@ class Connect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefuseSyncer:
-    """Who answers has been taken over, and doesn't know it yet: end the connection, and tell of its end.
+    """Who answers isn't the one to be believed, and doesn't know it: end the connection, and tell of its end.
+
+    It has been taken over, or was started from a copy of the state of the one that this learner met first.
 
     Attributes:
         said: Its term.
@@ -203,6 +206,8 @@ class RefuseSyncer:
     @property
     def reason(self) -> str:
         """In one sentence."""
+        if self.said == self.heard:
+            return same_term(self.said)
         return f"a syncer of term {self.said} answers, and one of term {self.heard} has taken its run over"
 
 
@@ -352,7 +357,7 @@ class Identity:
     """Who a learner is, as it says in its Hello: see there.
 
     Attributes:
-        term: That an earlier uplink of the same process heard.
+        term, term_id: That an earlier uplink of the same process heard.
     """
 
     run: str
@@ -363,3 +368,4 @@ class Identity:
     initial_digests: tuple[str, ...]
     life_id: str = ""
     term: Term = _NO_TERM
+    term_id: str = ""

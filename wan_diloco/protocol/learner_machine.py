@@ -42,17 +42,16 @@ from wan_diloco.protocol.events import (
     UpdateBroken,
     UploadBroken,
 )
+from wan_diloco.protocol.fence import is_over
 from wan_diloco.protocol.learner_donor import DonorPart
 from wan_diloco.protocol.learner_rejoin import RejoinDesk
 from wan_diloco.protocol.learner_slots import Counters, FragmentState, LearnerContext, LearnerSettings, Slot
 from wan_diloco.protocol.learner_uploads import UploadDesk
 from wan_diloco.protocol.leases import Lease
 from wan_diloco.protocol.messages import (
-    PROTOCOL_VERSION,
     Acknowledged,
     ContributionRefused,
     FragmentReport,
-    Hello,
     Pace,
     Pull,
     RefusalReason,
@@ -118,6 +117,7 @@ class LearnerMachine:
             counters=Counters(local_step, tokens, unit),
             incarnation=identity.incarnation,
             clock=SyncerClock(term=identity.term, epoch=Epoch(0), global_step=GlobalStep(0)),
+            term_id=identity.term_id,
         )
         self._uploads = UploadDesk(self.context, rng)
         # A new life takes no step before it has the versions that the syncer named at its Welcome, and its moments.
@@ -148,6 +148,11 @@ class LearnerMachine:
         """The highest that this process was welcomed in; 0 before the first Welcome."""
         return self.context.clock.term
 
+    @property
+    def term_id(self) -> str:
+        """Of the process that began it; empty where that isn't known."""
+        return self.context.term_id
+
     # ---- the driver's side -----------------------------------------------------------------------
 
     def start(self) -> list[LearnerEffect]:
@@ -160,7 +165,7 @@ class LearnerMachine:
         match event:
             case Connected():
                 self.context.link.hello_s, self.context.link.refused = now_s, False
-                self._hello()
+                self.context.effects.append(SendToSyncer(message=self.context.hello()))
             case ConnectionLost():
                 self._lost(event, now_s)
             case SyncerSaid():
@@ -213,23 +218,6 @@ class LearnerMachine:
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     # ---- the connection --------------------------------------------------------------------------
-
-    def _hello(self) -> None:
-        identity, counters = self.context.identity, self.context.counters
-        hello = Hello(
-            protocol_version=PROTOCOL_VERSION,
-            run=identity.run,
-            learner_id=identity.learner_id,
-            incarnation=self.context.incarnation,
-            layout=identity.layout,
-            settings=identity.settings,
-            initial_digests=identity.initial_digests,
-            local_step=counters.local_step,
-            tokens=counters.tokens,
-            life_id=identity.life_id,
-            term=self.term,
-        )
-        self.context.effects.append(SendToSyncer(message=hello))
 
     def _lost(self, event: ConnectionLost, now_s: float) -> None:
         link = self.context.link
@@ -287,8 +275,8 @@ class LearnerMachine:
 
     def _welcome(self, message: Welcome, now_s: float) -> None:
         link = self.context.link
-        if message.term < self.term:
-            # What it merges is lost, and what it sends is of a state that went on elsewhere.
+        if is_over(message.term, message.term_id, heard=self.term, heard_id=self.term_id):
+            # What it merges is lost, or another's; what it sends is of a state that went on elsewhere.
             link.refused = True
             self.context.effects.append(RefuseSyncer(said=message.term, heard=self.term))
             return
@@ -305,6 +293,8 @@ class LearnerMachine:
         self.context.incarnation = message.incarnation
         if not self._joined:
             self._target = message.versions
+        if message.term > self.term or message.term_id:
+            self.context.term_id = message.term_id
         self.context.clock = SyncerClock(term=message.term, epoch=message.epoch, global_step=message.global_step)
         lease = None
         # An earlier uplink may have died before it could tell.

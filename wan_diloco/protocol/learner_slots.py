@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 
 from wan_diloco.protocol.events import Identity, LearnerEffect, SendToSyncer
 from wan_diloco.protocol.intake import FragmentSizes
-from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, Pull, UpdateHeader
+from wan_diloco.protocol.messages import (
+    PROTOCOL_VERSION,
+    ContributionHeader,
+    Hello,
+    LearnerMessage,
+    Pull,
+    UpdateHeader,
+)
 from wan_diloco.protocol.rejoin_messages import SyncerClock
 from wan_diloco.protocol.retry import RetryPolicy
 from wan_diloco.protocol.round_trip import RoundTrip
@@ -117,7 +124,7 @@ class Link:
 
     Attributes:
         welcomed: The session is taken in; before that only a Hello may be sent.
-        refused: Who answered has been taken over: whatever it says has no meaning, until the connection is gone.
+        refused: Who answered isn't the one to be believed: what it says has no meaning, until the connection is gone.
         failures: Attempts that failed in a row.
         connect_s: When to try again; None while connecting or connected.
         heartbeat_s: When to repeat the last report.
@@ -144,6 +151,7 @@ class LearnerContext:
         incarnation: The life that the syncer gave; 0 before the first Welcome.
         anchor: local_step - global_step, as well as it is known.
         clock: The syncer's, as heard last.
+        term_id: Of the process that began that clock's term; empty where that isn't known.
         born_step: Where this life began, if the training loop had another before: work since older installs isn't its.
         work_until: The local step up to which a fragment that was asked for, and had nothing to give, needs work.
         effects: Of the event that is being handled, in order.
@@ -157,9 +165,28 @@ class LearnerContext:
     link: Link = field(default_factory=Link)
     anchor: int = 0
     clock: SyncerClock = _NO_CLOCK
+    term_id: str = ""
     born_step: int = 0
     work_until: int = 0
     effects: list[LearnerEffect] = field(default_factory=list)
+
+    def hello(self) -> Hello:
+        """What a session begins with, now."""
+        identity, counters = self.identity, self.counters
+        return Hello(
+            protocol_version=PROTOCOL_VERSION,
+            run=identity.run,
+            learner_id=identity.learner_id,
+            incarnation=self.incarnation,
+            layout=identity.layout,
+            settings=identity.settings,
+            initial_digests=identity.initial_digests,
+            local_step=counters.local_step,
+            tokens=counters.tokens,
+            life_id=identity.life_id,
+            term=self.clock.term,
+            term_id=self.term_id,
+        )
 
     def send(self, message: LearnerMessage) -> None:
         """Send a control message; without a session it is dropped, and the next report makes up for it."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from wan_diloco.protocol.reasons import DeclineReason, RefusalReason
 from wan_diloco.protocol.rejoin_messages import LearnerStateMessage, SyncerStateMessage
 from wan_diloco.units import (
     Epoch,
@@ -60,53 +61,6 @@ PROTOCOL_VERSION = 2
 _NO_TERM = Term(0)
 
 
-class DeclineReason(StrEnum):
-    """Why a learner answers a pull without a contribution."""
-
-    ZERO_STEPS = "zero_steps"
-    BUSY = "busy"
-    ROUND_CLOSED = "round_closed"
-    # Steps were taken, and none had a loss and gradients that are finite.
-    NO_TOKENS = "no_tokens"
-
-
-class RefusalReason(StrEnum):
-    """Why a syncer refuses a learner, a contribution or a call; each is a label of `rejected_total`."""
-
-    # A learner, at Hello.
-    UNKNOWN_LEARNER = "unknown_learner"
-    FENCED = "fenced"
-    PROTOCOL_VERSION = "protocol_version"
-    OTHER_RUN = "other_run"
-    OTHER_LAYOUT = "other_layout"
-    OTHER_SETTINGS = "other_settings"
-    OTHER_WEIGHTS = "other_weights"
-    # Of learners that nobody listed: as many names as may be have taken part; all their data are lent to live ones.
-    TOO_MANY_LEARNERS = "too_many_learners"
-    NO_SHARD = "no_shard"
-    # A contribution.
-    NON_FINITE = "non_finite"
-    WRONG_LENGTH = "wrong_length"
-    WRONG_CODEC = "wrong_codec"
-    WRONG_VERSION = "wrong_version"
-    FOREIGN_EPOCH = "foreign_epoch"
-    STALE_BASE = "stale_base"
-    LATE = "late"
-    TOO_MANY_TOKENS = "too_many_tokens"
-    NO_STEPS = "no_steps"
-    BAD_CHECKSUM = "bad_checksum"
-    GARBAGE = "garbage"
-    DIGEST = "digest"
-    # More than its sender can have done, or than it said before.
-    IMPLAUSIBLE = "implausible"
-    # It contains data that its life was not given: of an earlier life of its sender.
-    OTHER_DATA = "other_data"
-    # A call.
-    OTHER_LEARNER = "other_learner"
-    NO_HELLO = "no_hello"
-    TOO_MANY_CALLS = "too_many_calls"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionKey:
     """What makes a contribution unique within a run; it is merged at most once, ever.
@@ -144,6 +98,7 @@ class Hello:
         life_id: Drawn by chance for each training process: whoever asks for a new life again before it was told of the
             first gets that one. Without any, each Hello asks for another.
         term: The highest that this process was welcomed in; 0 for none. A syncer of a lower one has been taken over.
+        term_id: Of the syncer's process that began that term, as it said; empty where that isn't known.
     """
 
     protocol_version: int
@@ -157,6 +112,7 @@ class Hello:
     tokens: int
     life_id: str = ""
     term: Term = _NO_TERM
+    term_id: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what no learner sends."""
@@ -272,6 +228,8 @@ class Welcome:
         next_unit: The first unit of that shard which no journalled contribution contains.
         shards: Address of the shard that owns each fragment; "" is this address.
         started: Whether `Start` has been given already.
+        term_id: Drawn by chance by the process that began the term: two that were started from copies of one state
+            have the same term. Empty where it wasn't drawn.
     """
 
     incarnation: Incarnation
@@ -285,6 +243,7 @@ class Welcome:
     next_unit: int
     shards: tuple[str, ...]
     started: bool
+    term_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,7 @@ class SyncerSettings:
         spare_shards: The parts that are none's.
         term_min, epoch_min: At least these a process must begin with: another may have had those before, with a state
             that this one knows nothing of.
+        term_id: Drawn by chance for this process; empty for none.
     """
 
     terms: Terms
@@ -73,6 +74,7 @@ class SyncerSettings:
     spare_shards: tuple[ShardId, ...] = ()
     term_min: Term = _NO_TERM
     epoch_min: Epoch = _FIRST_EPOCH
+    term_id: str = ""
 
     @property
     def rounds_max(self) -> int:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from wan_diloco.protocol.admission import Standing, examine, is_of_another_state, is_taken_over
+from wan_diloco.protocol.admission import Standing, examine, is_of_a_copy, is_of_another_state, is_taken_over
 from wan_diloco.protocol.events import SessionId, StateMissing, TakenOver
+from wan_diloco.protocol.fence import same_term
 from wan_diloco.protocol.ledger import Amount
 from wan_diloco.protocol.membership import Member
 from wan_diloco.protocol.messages import (
@@ -131,6 +132,12 @@ class SessionDesk:
             self.context.show(f"foreign:{learner_id}", text)
             self.context.close(session, "this syncer has another state of the run, in which you never took part")
             return
+        if is_of_a_copy(self.context.settings.terms, hello, state.term, self.context.settings.term_id):
+            # It stays with the one that it met first. This one can't know which of the two goes on, and doesn't end.
+            state.rejected_once(RefusalReason.FENCED)
+            self.context.show(f"copy:{learner_id}", f"{same_term(state.term)}; {learner_id} is with it: not taken in")
+            self.context.close(session, same_term(state.term))
+            return
         refused = examine(self.context.settings.terms, hello, standing)
         if refused is not None:
             self._refuse_session(session, refused)
@@ -202,7 +209,9 @@ class SessionDesk:
             next_unit=state.units.get(lease.shard, 0),
             shards=context.settings.shards,
             started=state.started,
+            term_id=context.settings.term_id,
         )
+        context.show(f"copy:{learner_id}", "")
         context.send(session, welcome)
 
     def _refuse_session(self, session: SessionId, refused: Refused) -> None:

@@ -166,7 +166,7 @@ class LearnerNode:
         self._uploads_max = settings.uploads_max
         self._rng = rng
         self.life_id = f"{rng.getrandbits(64):016x}"
-        self.machine = self._new_machine(Incarnation(0), Term(0))
+        self.machine = self._new_machine(Incarnation(0), Term(0), "")
         self._clock_s = world.clock_step_s + (rng.uniform(0.0, _CLOCK_MAX_S) if settings.skewed else 0.0)
         self._reached_s = float("-inf")
         self._newest = list(zip(self.versions, self.digests, strict=True))
@@ -235,18 +235,20 @@ class LearnerNode:
         self._wanted.clear()
         self.generation += 1
         self._timer += 1
-        self.machine = self._new_machine(self.machine.incarnation, self.machine.term)
+        before = self.machine
+        self.machine = self._new_machine(before.incarnation, before.term, before.term_id)
         self._perform(self.machine.start())
 
-    def _new_machine(self, incarnation: Incarnation, term: Term) -> LearnerMachine:
+    def _new_machine(self, incarnation: Incarnation, term: Term, term_id: str) -> LearnerMachine:
         settings = self._world.settings
+        identity = replace(settings.identity(self.learner_id), incarnation=incarnation, life_id=self.life_id)
         states = [
             FragmentState(version=version, resync=resync, step_lo=LocalStep(step), tokens_lo=tokens)
             for version, resync, (step, tokens) in zip(self.versions, self.resyncs, self.installed_at, strict=True)
         ]
         return LearnerMachine(
             settings.for_learner(),
-            replace(settings.identity(self.learner_id), incarnation=incarnation, life_id=self.life_id, term=term),
+            replace(identity, term=term, term_id=term_id),
             states,
             local_step=LocalStep(self.local_step),
             tokens=self.tokens,

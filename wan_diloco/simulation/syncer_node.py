@@ -328,7 +328,8 @@ class SyncerNode:
         self.resumed |= self._found(state)
         self.published = list(state.digests)
         self.ended = False
-        settings = replace(self._network.settings.for_syncer(), term_min=self._term_min, epoch_min=self._epoch_min)
+        settings = self._network.settings.for_syncer(self.process)
+        settings = replace(settings, term_min=self._term_min, epoch_min=self._epoch_min)
         self.machine = SyncerMachine(settings, state)
         self._network.invariants.restarted(state)
         self._network.talk.restarted(self._network.agenda.now_s)

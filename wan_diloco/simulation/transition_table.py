@@ -167,6 +167,7 @@ SHOWN = (
     "donor",
     "moments",
     "foreign",
+    "copy",
 )
 
 # What can't be in the star, and why.
@@ -180,5 +181,6 @@ UNREACHABLE: dict[str, str] = {
     "learner: -> RefuseSyncer": "as above",
     "syncer: -> StateMissing": "a disk that is lost in a world has a copy elsewhere: no syncer knows less than that",
     "shown: foreign": "as above",
+    "shown: copy": "a world has one syncer at a time, and a process that starts again begins a higher term",
     "learner: -> say Goodbye": "its driver says it, at SIGTERM",
 }

@@ -139,8 +139,12 @@ class WorldSettings:
             keep_updates=self.keep_updates,
         )
 
-    def for_syncer(self) -> SyncerSettings:
-        """The settings of its machine."""
+    def for_syncer(self, process: int = 0) -> SyncerSettings:
+        """The settings of its machine.
+
+        Args:
+            process: How many there were before; no chance is needed where all are of one world.
+        """
         return SyncerSettings(
             terms=Terms(
                 run=_RUN,
@@ -167,6 +171,7 @@ class WorldSettings:
             durable=self.durable,
             data_shards=tuple((learner, ShardId(shard)) for shard, learner in enumerate(self.learners)),
             spare_shards=tuple(ShardId(len(self.learners) + number) for number in range(self.num_spare_shards)),
+            term_id=f"{process:016x}",
         )
 
     def for_learner(self) -> LearnerSettings:

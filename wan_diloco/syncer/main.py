@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import secrets
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -65,6 +66,7 @@ __all__ = ["build_service", "run_syncer"]
 _GRACE_S: Final = 2.0
 # What nobody may take for an end in order.
 _FINAL: Final = (StateTakenOver, StateDamaged)
+_TERM_ID_BYTES: Final = 8
 # Between two looks whether a signal asks a run that has ended not to wait for its store.
 _LOOK_S: Final = 0.5
 _LOG: Final = get_logger("syncer")
@@ -314,7 +316,9 @@ def _snapshots(
 def _machine_settings(config: RunConfig, maths: Maths, restored: Restored) -> SyncerSettings:
     state = restored.state
     settings = machine_settings(config, maths, state.initial_digests, total_steps=state.total_steps)
-    return replace(settings, term_min=restored.term_min, epoch_min=restored.epoch_min)
+    # Two processes that were started from copies of one state begin the same term, and only this tells them apart.
+    term_id = secrets.token_hex(_TERM_ID_BYTES)
+    return replace(settings, term_min=restored.term_min, epoch_min=restored.epoch_min, term_id=term_id)
 
 
 def _observer(

@@ -124,6 +124,7 @@ def _hello_to(hello: Hello) -> pb.Hello:
         tokens=hello.tokens,
         life_id=hello.life_id,
         term=hello.term,
+        term_id=hello.term_id,
     )
 
 
@@ -140,6 +141,7 @@ def _hello_from(hello: pb.Hello) -> Hello:
         tokens=count(hello.tokens),
         life_id=text(hello.life_id),
         term=Term(count(hello.term)),
+        term_id=name(hello.term_id),
     )
 
 

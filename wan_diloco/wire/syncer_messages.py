@@ -154,6 +154,7 @@ def _welcome_to(welcome: Welcome) -> pb.Welcome:
         shards=welcome.shards,
         started=welcome.started,
         data_shard=welcome.data_shard,
+        term_id=welcome.term_id,
     )
 
 
@@ -170,4 +171,5 @@ def _welcome_from(welcome: pb.Welcome) -> Welcome:
         shards=tuple(name(shard) for shard in bounded(welcome.shards, FRAGMENTS_MAX)),
         started=welcome.started,
         data_shard=ShardId(count(welcome.data_shard)),
+        term_id=name(welcome.term_id),
     )

@@ -225,8 +225,9 @@ def test_a_checkpoint_gives_counters_and_moments_but_no_weights(make_trainer: Ma
 def test_an_uplink_is_told_the_life_that_it_speaks_for(make_trainer: MakeTrainer) -> None:
     trainer, slots = make_trainer()
     assert trainer.position.incarnation == 0
-    trainer.boundary([Admitted(incarnation=Incarnation(4), term=Term(2))])
-    assert (trainer.position.incarnation, trainer.position.term) == (4, 2)
+    trainer.boundary([Admitted(incarnation=Incarnation(4), term=Term(2), term_id="who began it")])
+    position = trainer.position
+    assert (position.incarnation, position.term, position.term_id) == (4, 2, "who began it")
     assert trainer.position.initial_digests == tuple(digest(slots.published(i, 0)) for i in range(3))
 
 

@@ -69,6 +69,23 @@ def test_the_connection_to_a_syncer_that_has_been_taken_over_is_given_up(make_co
     assert [(told.incarnation, told.term) for told in uplink.of(Admitted)][-1] == (3, 5)
 
 
+def test_the_connection_to_a_syncer_that_was_started_from_a_copy_is_given_up_and_the_trainer_knows_whose_it_is(
+    make_config: MakeConfig,
+) -> None:
+    async def script(uplink: Uplink) -> None:
+        await uplink.hear(replace(welcome(3), term=Term(5), term_id="one"))
+        uplink.connection.incoming.put_nowait(None)
+        await asyncio.sleep(30.0)
+        await uplink.hear(replace(welcome(7), term=Term(5), term_id="another"))
+        assert uplink.used[1].closed
+        await asyncio.sleep(30.0)
+        assert len(uplink.used) == 3
+        assert [(hello.term, hello.term_id) for hello in uplink.said(Hello)] == [(5, "one")]
+
+    uplink = play(make_config, script, *(ScriptedConnection() for _ in range(3)))
+    assert [(told.incarnation, told.term, told.term_id) for told in uplink.of(Admitted)][-1] == (3, 5, "one")
+
+
 def test_leaving_is_said_to_the_syncer(make_config: MakeConfig) -> None:
     async def script(uplink: Uplink) -> None:
         await uplink.hear(welcome())

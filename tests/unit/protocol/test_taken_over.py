@@ -9,15 +9,18 @@ import pytest
 from tests.support.desk import Desk, E, W, messages, only
 from tests.support.protocol import EAST, TERMS, WEST, hello, syncer_settings, version
 from tests.support.uplink import F0, Uplink, of, pull, said, update
-from wan_diloco.protocol.admission import is_taken_over
+from wan_diloco.protocol.admission import is_of_a_copy, is_taken_over
 from wan_diloco.protocol.events import (
+    CloseSession,
     Connect,
     Connected,
     ConnectionLost,
     LearnerConnected,
     LearnerEffect,
     RefuseSyncer,
+    SessionId,
     SetPace,
+    ShowReason,
     TakenOver,
     TimerFired,
     UpdateArrived,
@@ -27,7 +30,7 @@ from wan_diloco.protocol.state_json import state_from_json, state_to_json
 from wan_diloco.units import Epoch, GlobalStep, Incarnation, LearnerId, ShardId, Term
 
 
-def welcome(term: int, *, epoch: int = 0, incarnation: int = 1) -> Welcome:
+def welcome(term: int, *, epoch: int = 0, incarnation: int = 1, term_id: str = "") -> Welcome:
     return Welcome(
         incarnation=Incarnation(incarnation),
         term=Term(term),
@@ -40,6 +43,7 @@ def welcome(term: int, *, epoch: int = 0, incarnation: int = 1) -> Welcome:
         next_unit=5,
         shards=("", ""),
         started=True,
+        term_id=term_id,
     )
 
 
@@ -104,6 +108,56 @@ def test_a_syncer_that_was_started_again_is_welcome(moved: Uplink) -> None:
     assert moved.machine.term == 6
 
 
+def with_the_first(term_id: str) -> Uplink:
+    """A learner that was welcomed in term 3 by one of two syncers that have it."""
+    uplink = Uplink()
+    uplink.machine.start()
+    uplink.tell(Connected())
+    uplink.hears(welcome(3, term_id=term_id))
+    return uplink
+
+
+def test_of_two_syncers_of_one_term_a_learner_stays_with_the_one_that_it_met_first() -> None:
+    uplink = with_the_first("one")
+    greeting = reconnects(uplink)
+    assert (greeting.term, greeting.term_id) == (3, "one")
+    effects = uplink.hears(welcome(3, term_id="another", incarnation=9))
+    refused = only(RefuseSyncer, effects)
+    assert isinstance(refused, RefuseSyncer)
+    assert refused.reason == "another syncer has the same term 3: the state was copied and both were started"
+    assert not of(SetPace, effects)
+    assert not of(Report, said(effects))
+    machine = uplink.machine
+    assert (machine.incarnation, machine.term, machine.term_id) == (1, 3, "one")
+    for message in (pull(F0), Stop(reason="the run has ended", global_step=GlobalStep(9))):
+        assert uplink.hears(message) == []
+    uplink.tell(ConnectionLost(reason=refused.reason, refused=False))
+    assert machine.deadline_s() is not None, "it is tried again"
+    greeting = reconnects(uplink)
+    assert (greeting.term, greeting.term_id) == (3, "one")
+    assert of(Report, said(uplink.hears(welcome(3, term_id="one")))), "the right one is there again"
+
+
+def test_a_higher_term_replaces_both_term_and_id_whoever_began_it() -> None:
+    for term_id in ("one", "another", ""):
+        uplink = with_the_first("one")
+        reconnects(uplink)
+        assert of(Report, said(uplink.hears(welcome(4, term_id=term_id))))
+        assert (uplink.machine.term, uplink.machine.term_id) == (4, term_id)
+        assert reconnects(uplink).term_id == term_id
+        assert of(RefuseSyncer, uplink.hears(welcome(3, term_id="one"))), "the term comes before the id"
+
+
+@pytest.mark.parametrize(("heard", "said_now", "kept"), [("", "one", "one"), ("one", "", "one"), ("", "", "")])
+def test_an_id_that_is_not_known_is_taken_for_the_same_and_what_is_known_is_kept(
+    heard: str, said_now: str, kept: str
+) -> None:
+    uplink = with_the_first(heard)
+    reconnects(uplink)
+    assert of(Report, said(uplink.hears(welcome(3, term_id=said_now))))
+    assert uplink.machine.term_id == kept
+
+
 # ---- a syncer ------------------------------------------------------------------------------------
 
 
@@ -149,3 +203,97 @@ def test_who_hears_of_a_later_term_is_taken_over_whatever_life_the_learner_has_b
 def test_the_same_term_and_strangers_take_nothing_over(said_by: Hello) -> None:
     assert not is_taken_over(TERMS, said_by, Term(3))
     assert is_taken_over(TERMS, hello(term=4), Term(3))
+
+
+def copies() -> tuple[Desk, Desk]:
+    """Two syncers that were started from copies of one state, in which both learners live."""
+    before = Desk(syncer_settings())
+    before.joins(E, EAST)
+    before.joins(W, WEST)
+    state = state_to_json(before.machine.state)
+    one, another = (
+        Desk(replace(syncer_settings(), term_id=term_id), state_from_json(state)) for term_id in ("one", "another")
+    )
+    assert one.machine.state.term == another.machine.state.term
+    return one, another
+
+
+@pytest.mark.parametrize("incarnation", [0, 1, 7])
+def test_who_is_with_another_syncer_of_the_same_term_is_not_taken_in_and_nobody_ends_by_it(incarnation: int) -> None:
+    one, _ = copies()
+    term = one.machine.state.term
+    reason = f"another syncer has the same term {term}: the state was copied and both were started"
+    again = hello(EAST, incarnation=incarnation, local_step=3, life_id="east's", term=term, term_id="another")
+    before = state_to_json(one.machine.state)
+    before.pop("rejected")
+    for attempt in (1, 2):
+        session = SessionId(10 + attempt)
+        one.tell(LearnerConnected(session=session))
+        effects = one.says(session, again)
+        assert not messages(effects, session), "whoever is told that it is refused ends"
+        assert only(CloseSession, effects) == CloseSession(session=session, reason=reason)
+        shown = [effect for effect in effects if isinstance(effect, ShowReason)]
+        assert shown == [ShowReason(topic="copy:east", text=f"{reason}; east is with it: not taken in")][attempt - 1 :]
+        after = state_to_json(one.machine.state)
+        assert dict(after.pop("rejected"))["fenced"] == attempt
+        assert after == before
+    one.tell(LearnerConnected(session=W))
+    assert only(Welcome, messages(one.says(W, hello(WEST, incarnation=1)))), "it goes on with the others"
+
+
+def test_a_learner_that_comes_back_from_the_other_syncer_withdraws_the_reason() -> None:
+    one, _ = copies()
+    term = one.machine.state.term
+    one.tell(LearnerConnected(session=E))
+    one.says(E, hello(EAST, incarnation=1, term=term, term_id="another"))
+    session = SessionId(11)
+    one.tell(LearnerConnected(session=session))
+    effects = one.says(session, hello(EAST, incarnation=1, life_id="its next process"))
+    assert ShowReason(topic="copy:east", text="") in effects
+    assert not one.machine.context.waiting.get("copy:east")
+
+
+def test_who_was_with_the_other_syncer_in_an_earlier_term_or_with_none_is_taken_in() -> None:
+    for term, term_id in ((1, "another"), (0, ""), (2, ""), (2, "one")):
+        one, _ = copies()
+        assert one.machine.state.term == 2
+        one.tell(LearnerConnected(session=E))
+        effects = one.says(E, hello(EAST, incarnation=1, term=term, term_id=term_id))
+        (welcomed,) = messages(effects, E)
+        assert isinstance(welcomed, Welcome)
+        assert (welcomed.term, welcomed.term_id) == (2, "one")
+
+
+def test_a_later_term_takes_over_whatever_its_id() -> None:
+    for term_id in ("one", "another", ""):
+        one, _ = copies()
+        one.tell(LearnerConnected(session=E))
+        later = Term(one.machine.state.term + 1)
+        effects = one.says(E, hello(EAST, incarnation=1, term=later, term_id=term_id))
+        assert effects == [TakenOver(learner_id=EAST, term=later)]
+
+
+def test_a_syncer_without_an_id_takes_everybody_of_its_term() -> None:
+    desk = Desk(syncer_settings())
+    desk.tell(LearnerConnected(session=E))
+    assert only(Welcome, messages(desk.says(E, hello(EAST, term=1, term_id="another"))))
+
+
+@pytest.mark.parametrize(
+    "said_by",
+    [
+        hello(term=3, term_id="another", run="another"),
+        hello(term=3, term_id="another", protocol_version=1),
+        hello(LearnerId("south"), term=3, term_id="another"),
+        hello(term=3, term_id="another", layout=("other",)),
+        hello(term=3, term_id="another", settings=(("codec", "int8"),)),
+        hello(term=2, term_id="another"),
+        hello(term=4, term_id="another"),
+        hello(term=3, term_id="one"),
+        hello(term=3),
+    ],
+)
+def test_only_a_learner_of_this_very_run_and_term_tells_of_a_copy(said_by: Hello) -> None:
+    assert not is_of_a_copy(TERMS, said_by, Term(3), "one")
+    assert not is_of_a_copy(TERMS, hello(term=3, term_id="another"), Term(3), "")
+    assert is_of_a_copy(TERMS, hello(term=3, term_id="another"), Term(3), "one")

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from tests.support.transport import contribution, hello, update
 from wan_diloco.errors import DecodeError, LocalProtocolError
-from wan_diloco.protocol.messages import RefusalReason, Refused, Report, Start, Stop, Welcome
+from wan_diloco.protocol.messages import Hello, RefusalReason, Refused, Report, Start, Stop, Welcome
 from wan_diloco.units import Epoch, GlobalStep, Incarnation, LocalStep, ShardId, Term
 from wan_diloco.wire.convert import (
     DownloadItem,
@@ -184,6 +184,22 @@ def test_a_welcome_without_fragments_survives() -> None:
         started=False,
     )
     assert decode_syncer(encode_syncer(welcome)) == welcome
+
+
+def test_a_peer_that_draws_no_term_id_says_an_empty_one() -> None:
+    hello = control_pb2.ControlRequest(hello=control_pb2.Hello(run="r", learner_id="east", term=3))
+    said = decode_learner(encoded(hello))
+    assert isinstance(said, Hello)
+    assert (said.term, said.term_id) == (3, "")
+    welcome = decode_syncer(encoded(control_pb2.ControlResponse(welcome=control_pb2.Welcome(term=3))))
+    assert isinstance(welcome, Welcome)
+    assert (welcome.term, welcome.term_id) == (3, "")
+    again = replace(said, term_id="0123456789abcdef")
+    assert decode_learner(encode_learner(again)) == again
+    back = replace(welcome, term_id="0123456789abcdef")
+    assert decode_syncer(encode_syncer(back)) == back
+    with pytest.raises(DecodeError, match="too_long"):
+        decode_syncer(encoded(control_pb2.ControlResponse(welcome=control_pb2.Welcome(term_id="0" * 300))))
 
 
 def test_a_status_is_an_object() -> None:

@@ -344,6 +344,7 @@ class Hello(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LIFE_ID_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    TERM_ID_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     run: _builtins.str
     learner_id: _builtins.str
@@ -354,6 +355,8 @@ class Hello(_message.Message):
     """Drawn by chance for each training process: a Hello that comes twice begins one life."""
     term: _builtins.int
     """The highest term that this process was welcomed in: a syncer of a lower one has been taken over, and ends."""
+    term_id: _builtins.str
+    """Of the syncer's process that began that term, as it said; empty where that isn't known."""
     @_builtins.property
     def layout(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -374,10 +377,11 @@ class Hello(_message.Message):
         tokens: _builtins.int = ...,
         life_id: _builtins.str = ...,
         term: _builtins.int = ...,
+        term_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "initial_digests", b"initial_digests", "layout", b"layout", "learner_id", b"learner_id", "life_id", b"life_id", "local_step", b"local_step", "protocol_version", b"protocol_version", "run", b"run", "settings", b"settings", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "initial_digests", b"initial_digests", "layout", b"layout", "learner_id", b"learner_id", "life_id", b"life_id", "local_step", b"local_step", "protocol_version", b"protocol_version", "run", b"run", "settings", b"settings", "term", b"term", "term_id", b"term_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -577,6 +581,7 @@ class Welcome(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     DATA_SHARD_FIELD_NUMBER: _builtins.int
+    TERM_ID_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     term: _builtins.int
     epoch: _builtins.int
@@ -588,6 +593,10 @@ class Welcome(_message.Message):
     started: _builtins.bool
     data_shard: _builtins.int
     """Of the training data; next_unit counts in it. The shards above are the syncer's."""
+    term_id: _builtins.str
+    """Drawn by chance by the process that began the term: two that were started from copies of one state have the same
+    term. Empty where it wasn't drawn.
+    """
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Version]: ...
     @_builtins.property
@@ -606,10 +615,11 @@ class Welcome(_message.Message):
         shards: _abc.Iterable[_builtins.str] | None = ...,
         started: _builtins.bool = ...,
         data_shard: _builtins.int = ...,
+        term_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "data_shard", b"data_shard", "epoch", b"epoch", "global_step", b"global_step", "incarnation", b"incarnation", "next_unit", b"next_unit", "shards", b"shards", "started", b"started", "term", b"term", "total_steps", b"total_steps", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "data_shard", b"data_shard", "epoch", b"epoch", "global_step", b"global_step", "incarnation", b"incarnation", "next_unit", b"next_unit", "shards", b"shards", "started", b"started", "term", b"term", "term_id", b"term_id", "total_steps", b"total_steps", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
