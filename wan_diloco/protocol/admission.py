@@ -54,6 +54,7 @@ class Standing:
         unlisted: How many names that nobody ever listed have taken part so far.
         once_listed: It is one of a region that was listed once; those count for nobody.
         went_back: Whether the state may have gone back once, so that lives were given which nothing is known of.
+        strayed: Whether it was last with another process, on a copy of this state; that one may have given lives too.
     """
 
     incarnation: Incarnation = _NO_LIFE
@@ -61,6 +62,7 @@ class Standing:
     unlisted: int = 0
     once_listed: bool = False
     went_back: bool = False
+    strayed: bool = False
 
     def lives(self, hello: Hello) -> bool:
         """Whether the process that says it lives the life that stands, also when it hasn't heard of it yet."""
@@ -74,7 +76,11 @@ class Standing:
 
         Only a process that can be told from others: what it says again before it has heard of that one is its own.
         """
-        return self.went_back and hello.incarnation > self.incarnation and bool(hello.life_id)
+        return (self.went_back or self.strayed) and hello.incarnation > self.incarnation and bool(hello.life_id)
+
+    def is_another(self, hello: Hello) -> bool:
+        """Whether it lives the life that stands, with another state's bits: it gets another life, once."""
+        return self.strayed and self.lives(hello) and hello.incarnation == self.incarnation
 
 
 def examine(terms: Terms, hello: Hello, standing: Standing) -> Refused | None:
@@ -133,7 +139,7 @@ def is_of_another_state(terms: Terms, hello: Hello, standing: Standing) -> bool:
         standing: What is known of its name.
     """
     took_part = hello.incarnation > 0 or hello.local_step > 0
-    is_unknown = not (standing.incarnation or standing.went_back)
+    is_unknown = not (standing.incarnation or standing.went_back or standing.strayed)
     return took_part and is_unknown and _is_of_this_run(terms, hello)
 
 

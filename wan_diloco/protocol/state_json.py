@@ -19,7 +19,7 @@ from wan_diloco.units import Epoch, Incarnation, LearnerId, ShardId, Term, Versi
 __all__ = ["state_from_json", "state_to_json"]
 
 # Rises with any change of this form; an unknown one is refused rather than guessed at.
-_FORMAT = 3
+_FORMAT = 4
 
 
 def state_to_json(state: SyncerState) -> dict[str, Any]:
@@ -30,6 +30,7 @@ def state_to_json(state: SyncerState) -> dict[str, Any]:
         "initial_digests": list(state.initial_digests),
         "keep_updates": state.keep_updates,
         "term": state.term,
+        "term_ids": to_json(state.term_ids),
         "epoch": state.epoch,
         "durable": state.durable,
         "started": state.started,
@@ -81,6 +82,7 @@ def state_from_json(data: dict[str, Any]) -> SyncerState:
             next_round=int(data["next_round"]),
         )
         state.incarnations = from_json(dict[LearnerId, Incarnation], data["incarnations"])
+        state.term_ids = from_json(dict[Term, str], data["term_ids"])
         state.life_ids = from_json(dict[LearnerId, str], data["life_ids"])
         state.anchors = from_json(dict[LearnerId, int], data["anchors"])
         state.versions = list(from_json(tuple[Version, ...], data["versions"]))

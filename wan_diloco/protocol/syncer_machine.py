@@ -86,7 +86,9 @@ class SyncerMachine:
         # would count for a question never asked. Nothing is known of those that it never closed, or whose closing was
         # lost; so each term has numbers of its own.
         next_round = max(self.state.next_round, (term - 1) * _ROUNDS_A_TERM_MAX)
-        record = SyncerStarted(term=term, epoch=epoch, next_round=next_round, durable=settings.durable)
+        record = SyncerStarted(
+            term=term, epoch=epoch, next_round=next_round, durable=settings.durable, term_id=settings.term_id
+        )
         self.context.record(record, durable=True)
         shards = settings.data_shards
         if shards != self.state.listed:

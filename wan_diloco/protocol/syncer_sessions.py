@@ -9,7 +9,7 @@ from typing import assert_never
 
 from wan_diloco.protocol.admission import Standing, examine, is_of_a_copy, is_of_another_state, is_taken_over
 from wan_diloco.protocol.events import SessionId, StateMissing, TakenOver
-from wan_diloco.protocol.fence import same_term
+from wan_diloco.protocol.fence import are_two, same_term
 from wan_diloco.protocol.ledger import Amount
 from wan_diloco.protocol.membership import Member
 from wan_diloco.protocol.messages import (
@@ -32,7 +32,7 @@ from wan_diloco.protocol.syncer_donors import DonorDesk
 from wan_diloco.protocol.syncer_leases import LeaseDesk
 from wan_diloco.protocol.syncer_rounds import RoundConductor
 from wan_diloco.protocol.tape import LearnerAdmitted
-from wan_diloco.units import FragmentId, GlobalStep, Incarnation, LearnerId
+from wan_diloco.units import FragmentId, GlobalStep, Incarnation
 
 __all__ = ["SessionDesk"]
 
@@ -111,7 +111,7 @@ class SessionDesk:
             state.rejected_once(RefusalReason.GARBAGE)
             self.context.close(session, "a second Hello")
             return
-        standing = self._standing(learner_id)
+        standing = self._standing(hello)
         is_foreign = is_of_another_state(self.context.settings.terms, hello, standing)
         if is_foreign and not state.started:
             # Of a mistyped folder, say, or a disk that isn't mounted: nobody may come to harm by it.
@@ -148,28 +148,30 @@ class SessionDesk:
             return
         # A Hello that was held up on a connection which its learner has given up since must not begin another life,
         # which nobody would live and which would fence the one that somebody does.
-        begins = learner_id not in state.leases or not standing.lives(hello)
+        begins = learner_id not in state.leases or not standing.lives(hello) or standing.is_another(hello)
         if begins and (refused := self._begin_life(hello, standing.incarnation, now_s)) is not None:
             self._refuse_session(session, refused)
             return
         self._welcome(session, hello, now_s, begins=begins)
         self.conductor.ask_again()
 
-    def _standing(self, learner_id: LearnerId) -> Standing:
-        state = self.context.state
+    def _standing(self, hello: Hello) -> Standing:
+        state, learner_id = self.context.state, hello.learner_id
         return Standing(
             incarnation=state.incarnations.get(learner_id, Incarnation(0)),
             life_id=state.life_ids.get(learner_id, ""),
             unlisted=sum(name not in state.shards for name in state.incarnations),
             once_listed=learner_id in state.shards,
             went_back=state.epoch > 0,
+            strayed=are_two(state.term_ids.get(hello.term, ""), hello.term_id),
         )
 
     def _begin_life(self, hello: Hello, standing: Incarnation, now_s: float) -> Refused | None:
         """Admit a new life, if there are data for it.
 
-        Also one that was forgotten begins anew, under a number that it didn't have: its data, its position in them and
-        its account do, and what it has learned so far is of an epoch that is over.
+        Also one that was forgotten, or that another state's process has had since, begins anew, under a number that it
+        didn't have: its data, its position in them and its account do, and what it has learned so far is of an epoch
+        that is over, or of versions that have the numbers of ours and other bits.
         """
         shard = self._leases.lend(hello.learner_id, now_s)
         if isinstance(shard, Refused):

@@ -41,6 +41,8 @@ from wan_diloco.units import Epoch, FragmentId, Incarnation, LearnerId, ShardId,
 __all__ = ["Journalled", "StoredUpdate", "SyncerState", "Totals"]
 
 _NO_TERM = Term(0)
+# Of older ones it isn't known who began them; a learner that was away for so many starts is taken at its word.
+_TERM_IDS_MAX = 64
 _FIRST_EPOCH = Epoch(0)
 _STALE_AS = {RefusalReason.STALE_BASE: DiscardReason.STALE_BASE}
 
@@ -98,6 +100,7 @@ class SyncerState:
         incarnations: The life that stands of each learner ever admitted.
         life_ids: Of the processes that live them.
         anchors: Of each live member, as of the last change of membership.
+        term_ids: Which process began each of the last terms; empty where it told nobody.
         versions, digests: Published, of each fragment.
         durable: Whether the process that runs, or ran last, acknowledges and sends only what is on the tape.
         updates: Stored publications of each fragment, oldest first, at most `keep_updates`.
@@ -117,6 +120,7 @@ class SyncerState:
     initial_digests: tuple[str, ...]
     keep_updates: int
     term: Term = _NO_TERM
+    term_ids: dict[Term, str] = field(default_factory=dict)
     epoch: Epoch = _FIRST_EPOCH
     durable: bool = True
     started: bool = False
@@ -163,6 +167,9 @@ class SyncerState:
                 if record.epoch > self.epoch:
                     begin_epoch(self, record.epoch, DiscardReason.SYNCER_LOST)
                 self.term, self.durable = record.term, record.durable
+                self.term_ids[record.term] = record.term_id
+                for term in sorted(self.term_ids)[:-_TERM_IDS_MAX]:
+                    del self.term_ids[term]
                 self.next_round = max(self.next_round, record.next_round)
             case ShardsAssigned():
                 self._assigned(record)

@@ -56,12 +56,14 @@ class SyncerStarted:
         next_round: No earlier process gave this number or a higher one to a round, also not to one that it
             opened and never closed.
         durable: What this process acknowledges and sends is on the tape before.
+        term_id: Drawn by this process, which tells it from another that began the same term on a copy; empty for none.
     """
 
     term: Term
     epoch: Epoch
     next_round: int = 0
     durable: bool = True
+    term_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import shutil
 import torch
 
 from tests.support.syncer import tiny_config
-from tests.support.syncer_scene import WAIT_S, Learner, advance, learners, scene, syncer
+from tests.support.syncer_scene import WAIT_S, Learner, advance, learners, scene, syncer, until
 from wan_diloco.protocol.messages import Welcome
 from wan_diloco.telemetry import METRICS_FILE, WaitingRecord, read_metrics
 from wan_diloco.transport.memory import MemoryNetwork
@@ -70,7 +70,21 @@ def test_a_learner_that_was_with_one_of_two_copies_is_not_taken_in_by_the_other(
             await advance([west], another, 8)
             assert another.versions > merges, "it goes on with the others"
             assert another.service.status()["balance"] == 0
-        return east
+        return east, west
+
+    async def later_start(west):
+        """The other's learner comes to a later term of the first: with other bits under the same numbers."""
+        async with MemoryNetwork() as network, syncer(network, CONFIG, tmp_path / "one", resume=True) as made:
+            again = goes_to(network, west)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(again.run())
+                await asyncio.wait_for(again.started.wait(), WAIT_S)
+                assert (again.incarnation, welcome_of(again).term) == (2, 4), "it begins another life"
+                await until(lambda: min(again.resyncs) > 0)
+                await advance([again], made, 8)
+                assert made.service.status()["balance"] == 0
+                assert "digest" not in made.service.status()["rejected"], "it was told before it could find out"
+                await again.leave()
 
     async def next_start(east):
         """Its own syncer comes back, in a higher term."""
@@ -86,7 +100,8 @@ def test_a_learner_that_was_with_one_of_two_copies_is_not_taken_in_by_the_other(
 
     before = asyncio.run(first())
     shutil.copytree(tmp_path / "one", tmp_path / "another")
-    east = asyncio.run(both(before))
+    east, west = asyncio.run(both(before))
     records = [line.record for line in read_metrics(tmp_path / "another" / METRICS_FILE).lines]
     assert any(isinstance(record, WaitingRecord) and REASON in record.reason for record in records)
     asyncio.run(next_start(east))
+    asyncio.run(later_start(west))

@@ -127,6 +127,10 @@ class Terms(RuleBasedStateMachine):
                     self.learners[name] = self._starts(name)
                     self.heard[name] = (0, "")
                     return
+                began = desk.machine.state.term_ids.get(hello.term, "")
+                if isinstance(message, Welcome) and not is_deaf and hello.incarnation and began and heard_id:
+                    # Who was with a copy has its bits, and begins anew; all others go on.
+                    assert began == heard_id or message.incarnation > hello.incarnation
                 if not is_refused:
                     self.heard[name] = (int(term), term_id or (heard_id if term == heard else ""))
         desk.tell(LearnerDisconnected(session=session, reason="cut"))

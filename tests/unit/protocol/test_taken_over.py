@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.desk import Desk, E, W, messages, only
-from tests.support.protocol import EAST, TERMS, WEST, hello, syncer_settings, version
+from tests.support.protocol import EAST, TERMS, WEST, hello, report, syncer_settings, version
 from tests.support.uplink import F0, Uplink, of, pull, said, update
 from wan_diloco.protocol.admission import is_of_a_copy, is_taken_over
 from wan_diloco.protocol.events import (
@@ -16,8 +16,10 @@ from wan_diloco.protocol.events import (
     Connected,
     ConnectionLost,
     LearnerConnected,
+    LearnerDisconnected,
     LearnerEffect,
     RefuseSyncer,
+    SendUpdate,
     SessionId,
     SetPace,
     ShowReason,
@@ -262,6 +264,51 @@ def test_who_was_with_the_other_syncer_in_an_earlier_term_or_with_none_is_taken_
         (welcomed,) = messages(effects, E)
         assert isinstance(welcomed, Welcome)
         assert (welcomed.term, welcomed.term_id) == (2, "one")
+
+
+def started_again(desk: Desk, term_id: str) -> Desk:
+    settings = replace(syncer_settings(), term_id=term_id)
+    return Desk(settings, state_from_json(state_to_json(desk.machine.state)))
+
+
+@pytest.mark.parametrize(("incarnation", "given"), [(1, 2), (4, 5)])
+def test_who_was_with_the_other_copy_gets_another_life_of_the_next_term_and_every_fragment_anew(
+    incarnation: int, given: int
+) -> None:
+    one, _ = copies()
+    after = started_again(one, "one again")
+    stray = hello(EAST, incarnation=incarnation, local_step=30, life_id="east's", term=2, term_id="another")
+    for times in (1, 2):  # an answer may be lost
+        session = SessionId(10 + times)
+        after.tell(LearnerConnected(session=session))
+        effects = after.says(session, stray)
+        assert only(Welcome, messages(effects, session)).incarnation == given  # type: ignore[attr-defined]
+        after.tell(LearnerDisconnected(session=session, reason="cut"))
+    session = SessionId(20)
+    after.tell(LearnerConnected(session=session))
+    after.says(session, replace(stray, incarnation=Incarnation(given), term=Term(3), term_id="one again"))
+    effects = after.says(session, report(30))
+    assert after.machine.state.incarnations[EAST] == given
+    updates = [effect for effect in effects if isinstance(effect, SendUpdate)]
+    assert updates
+    assert all(effect.header.resync > 0 for effect in updates)
+
+
+@pytest.mark.parametrize(("term", "term_id"), [(2, "one"), (1, ""), (2, ""), (0, "")])
+def test_whose_syncers_were_all_of_this_state_keeps_its_life(term: int, term_id: str) -> None:
+    one, _ = copies()
+    after = started_again(one, "one again")
+    after.tell(LearnerConnected(session=E))
+    effects = after.says(E, hello(EAST, incarnation=1, life_id="", term=term, term_id=term_id))
+    assert only(Welcome, messages(effects, E)).incarnation == 1  # type: ignore[attr-defined]
+
+
+def test_of_terms_long_ago_it_is_not_known_who_began_them() -> None:
+    desk, _ = copies()
+    for number in range(70):
+        desk = started_again(desk, f"start {number}")
+    assert len(desk.machine.state.term_ids) == 64
+    assert desk.machine.state.term_ids[desk.machine.state.term] == "start 69"
 
 
 def test_a_later_term_takes_over_whatever_its_id() -> None:
