@@ -211,6 +211,7 @@ class Learner:
         self.values, self.versions = before.values, before.versions
         self.resyncs, self.lows = before.resyncs, before.lows
         self.life_id, self.units_before = before.life_id, before.units_before
+        self._initial_digests = before._initial_digests
 
     def step(self, count: int = 1) -> None:
         """Train, as far as anybody can tell."""

@@ -153,8 +153,9 @@ def test_two_regions_train_one_model_from_start_to_export(tiny: Tiny, tmp_path: 
     assert summary["merges_per_fragment_min"] >= 1  # how many more is up to the machine: bench/quality.py counts them
     assert summary["validation_nats_per_byte"] < 4.5  # it begins at log(256) = 5.55
     said = [line for line in stderr.splitlines() if line.startswith("wan-diloco: ")]
-    assert len(said) == 1, "what runs where, and nothing went wrong"
+    assert len(said) == 2, "what runs where, and nothing went wrong"
     assert "this is process" in said[0]
+    assert "all are there; their processes: syncer" in said[1]
     assert {path.name for path in (tiny.run_folder / "logs").iterdir()} >= {"syncer.log", "a.log", "b.log"}
     assert json.loads((tiny.run_folder / "evaluation.json").read_text())["sample"]
 

@@ -27,7 +27,6 @@ def goes_to(network: MemoryNetwork, before: Learner) -> Learner:
     """The same process, over another connection, with what it knows of the syncer that it met."""
     again = Learner(network.connection(LearnerId(before.name)), CONFIG, before.name, before.values)
     again.go_on(before)
-    again._initial_digests = before._initial_digests
     again.term, again.term_id = welcome_of(before).term, welcome_of(before).term_id
     return again
 

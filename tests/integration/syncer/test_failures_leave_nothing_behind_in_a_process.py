@@ -74,6 +74,8 @@ class Mischief:
         before = self._west
         west = Learner(grpc_connection(link.address), self._config, before.name, before.values)
         west.incarnation, west.local_step, west.versions = before.incarnation, before.local_step, before.versions
+        # What the run began with; a round may have closed since.
+        west._initial_digests = before._initial_digests
         self._west = west
         running = asyncio.ensure_future(west.run())  # noqa: TID251
         try:

@@ -7,12 +7,10 @@ import asyncio
 import pytest
 import torch
 
-from tests.support.syncer import maths_of, tiny_config
+from tests.support.syncer import tiny_config
 from tests.support.syncer_scene import Learner, advance, learners, scene, syncer
 from wan_diloco.errors import EXIT_CONFIG, ConfigError
-from wan_diloco.models import build_model, model_tensors
 from wan_diloco.protocol.messages import Refused, Stop
-from wan_diloco.syncer.fragments_store import FragmentStore
 from wan_diloco.transport.memory import MemoryNetwork
 from wan_diloco.units import LearnerId
 
@@ -30,9 +28,7 @@ def test_learners_of_a_run_survive_a_syncer_that_knows_nothing_of_it(tmp_path):
 
     async def wrong(before):
         async with MemoryNetwork() as network, syncer(network, CONFIG, tmp_path / "wrong", resume=True) as made:
-            begun = FragmentStore.fresh(maths_of(CONFIG).layout, model_tensors(build_model(CONFIG)))
-            initial = [value.published_N for value in begun.values()]
-            east = Learner(network.connection(LearnerId(before[0].name)), CONFIG, before[0].name, initial)
+            east = Learner(network.connection(LearnerId(before[0].name)), CONFIG, before[0].name, before[0].values)
             east.go_on(before[0])
             lives = asyncio.get_running_loop().create_task(east.run())
             await asyncio.wait([made.task])
