@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
+
+import psutil
 
 from tests.simulation.mutants.planted import MUTANTS, planted
 from tests.support.cli import in_this_process
@@ -59,3 +63,19 @@ def test_one_seed_is_told_event_by_event(capsys: pytest.CaptureFixture[str]) -> 
     assert lines[-1].startswith("seed 1: everything held; ")
     assert any("syncer" in line and "LearnerSaid" in line for line in lines)
     assert any("-> Record(" in line for line in lines)
+
+
+def test_workers_end_with_the_command_however_it_ends(tmp_path: Path) -> None:
+    words = ["simulate", "protocol", "--seeds", "100000", "--jobs", "2", "--failures", str(tmp_path / "failing")]
+    command = [sys.executable, "-m", "wan_diloco", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        # Its first line comes when a worker has played some.
+        assert process.stderr.readline()
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) >= 2
+        process.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60.0)
+    for worker in alive:
+        worker.kill()
+    assert not alive

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -88,9 +90,22 @@ def play_worlds(first: int, count: int, jobs: int) -> Iterator[WorldResult]:
     batches = [seeds[at : at + _BATCH] for at in range(0, count, _BATCH)]
     # Children that are started anew share no locks and threads of this process with it.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=min(jobs, len(batches) or 1), mp_context=context) as pool:
+    workers = min(jobs, len(batches) or 1)
+    with ProcessPoolExecutor(max_workers=workers, mp_context=context, initializer=_end_with_parent) as pool:
         for done in as_completed([pool.submit(_play_batch, batch) for batch in batches]):
             yield from done.result()
+
+
+def _end_with_parent() -> None:
+    """A worker waits for more, also when nobody is left to send it: both ends of the pipe are in its own hands."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a worker"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _play_batch(seeds: range) -> list[WorldResult]:
