@@ -62,7 +62,7 @@ SYNCER: dict[str, tuple[str, ...]] = {
         "record ContributionDiscarded",
         *_CLOSES,
     ),
-    "UploadFailed": ("nothing", "say ContributionRefused", "update resync"),
+    "UploadFailed": ("nothing", "say ContributionRefused", *UPDATES),
     "MergeFinished": ("record FragmentPublished", *UPDATES[:3], "say Pull", *_ENDS),
     "MergeFailed": ("nothing",),
     "ContributionsUnreadable": ("record ContributionsLost", "StartMerge", "say Pull"),
