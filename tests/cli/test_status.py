@@ -118,11 +118,11 @@ def test_where_nobody_answers_the_exit_code_asks_to_come_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = in_this_process(capsys, "status", "127.0.0.1:1")
-    assert outcome.exit_code == 75
+    assert outcome.exit_code == 69
     assert outcome.stderr.startswith("wan-diloco: no syncer answers at 127.0.0.1:1: ")
     (tmp_path / "state").mkdir()
     outcome = in_this_process(capsys, "status", "--run-folder", str(tmp_path))
-    assert outcome.exit_code == 75
+    assert outcome.exit_code == 69
     assert "no syncer listens for the run in" in outcome.stderr
 
 

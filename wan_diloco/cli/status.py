@@ -11,7 +11,7 @@ import typer
 
 from wan_diloco.cli.options import JsonFlag, folder_path
 from wan_diloco.cli.view import facts, view_of
-from wan_diloco.errors import ConfigError, TransportError, UsageError
+from wan_diloco.errors import ConfigError, PeerUnavailable, TransportError, UsageError
 from wan_diloco.units import format_count, format_duration, format_size
 
 __all__ = ["register", "status", "status_text"]
@@ -53,7 +53,7 @@ def status(
     """Say how a run that goes on stands.
 
     Its syncer is asked, and nothing is changed. "behind" is in steps of the run, "merged" the share of all rounds, and
-    "heard" how long ago anything came from a learner. The exit code is 75 where no syncer answers.
+    "heard" how long ago anything came from a learner. The exit code is 69 where no syncer answers.
     """
     if bool(address) == (run_folder is not None):
         raise UsageError("give either the address of a syncer or --run-folder")
@@ -120,7 +120,7 @@ def _fetch(where: str) -> dict[str, object]:
     try:
         return asyncio.run(fetch_status(where, _TIMEOUT_S))
     except TransportError as exc:
-        raise TransportError(f"no syncer answers at {where}: {exc}") from exc
+        raise PeerUnavailable(f"no syncer answers at {where}: {exc}") from exc
 
 
 def _checked(address: str) -> str:
@@ -137,7 +137,7 @@ def _address_in(run_folder: Path) -> str:
     except (FileNotFoundError, NotADirectoryError) as exc:
         if not (run_folder / "state").is_dir():
             raise ConfigError("no syncer has a run in this folder", where=str(run_folder)) from exc
-        raise TransportError(f"no syncer listens for the run in {run_folder}: there is no {path}") from exc
+        raise PeerUnavailable(f"no syncer listens for the run in {run_folder}: there is no {path}") from exc
     except (OSError, UnicodeDecodeError, UsageError) as exc:
         raise ConfigError(f"says no address: {exc}", where=str(path)) from exc
 
