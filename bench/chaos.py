@@ -61,8 +61,8 @@ def one(seed: int, duration_s: float, faults: int, scratch: Path) -> dict[str, A
     result = {key: report[key] for key in ("faults", "faults_by_kind", "longest_standstill_s", *ZEROS)}
     came_to = summary(shaken)
     merged = came_to["tokens_merged"]
-    # Of calm work the overlap is lost, which is less than a tenth.
-    calm_tokens, calm = round(merged / 0.92), {}
+    # Of calm work the overlap is lost, about a twentieth.
+    calm_tokens, calm = round(merged / 0.944), {}
     for attempt in range(2):
         folder = scratch / f"calm-{seed}-{attempt}"
         finished(command("run", DEMO, folder, [*settings, f"run.tokens={calm_tokens}"], "--json"))
