@@ -36,7 +36,6 @@ def test_a_world_holds_whatever_befalls_it(first: int) -> None:
         (2060, "a learner took an outage for the slowness of its link, and declined round after round"),
         (2427, "whose contribution was refused was awaited for the whole window"),
         (3108, "each time that the value was taken anew leaves an interval with work"),
-        (4271, "a learner of jittery answers missed two rounds in a row by a hair"),
     ],
 )
 def test_a_world_that_once_found_something_holds(seed: int, what: str) -> None:

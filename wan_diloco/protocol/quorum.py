@@ -20,9 +20,9 @@ __all__ = ["Estimates", "GracePolicy", "Response", "ResponseTimes", "RoundView",
 # Weight of a new observation in all smoothed durations, as TCP smooths round trips (RFC 6298).
 _SMOOTHING = 0.125
 _DEVIATION_SMOOTHING = 0.25
-# And as many deviations as TCP adds. With two a learner of jittery answers misses every twentieth round by a hair, and
-# where rounds are far apart two of those in a row are long.
-_DEVIATIONS = 4
+# TCP adds four. Here each round would be held open for as long, so that all that follow are later: with learners of a
+# third of the others' speed, twice as many of their answers were late.
+_DEVIATIONS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

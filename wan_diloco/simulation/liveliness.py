@@ -7,8 +7,8 @@ Both are said of stretches in which nothing goes wrong: any fault, loss or end o
     start_timeout + lease       before the first step, and until who is gone is known to be gone
     + 5 s                       the longest pause between two attempts to connect
     + (H/P + 2 + bound) steps   until a fragment is due, its snapshot is taken, and grace is over
-    + max(120 s, 10 L)          the longest window of the attempt that stands: twice what answers usually take (mean and
-                                four deviations), and none of that exceeds five times the longest, L
+    + max(120 s, 6 L)           the longest window of the attempt that stands: twice what answers usually take (mean and
+                                two deviations), and none of that exceeds three times the longest, L
     + 10 s + 5 L                an upload whose acknowledgement was lost before is sent again, and takes its time
     + R (merge + 1 s)           merges that are ahead of it in the queue, and a failed one's retry
 
@@ -65,7 +65,7 @@ def progress_s(settings: WorldSettings, step_s: float, longest_s: float) -> floa
         + settings.lease_s
         + _RECONNECT_S
         + steps * step_s
-        + max(_WINDOW_S, 10 * longest_s)
+        + max(_WINDOW_S, 6 * longest_s)
         + _RESEND_S
         + 5 * longest_s
         + rounds * (settings.merge_s + 1.0)
