@@ -166,6 +166,26 @@ def test_a_lost_acknowledgement_is_repeated_and_the_work_merged_once() -> None:
     assert set(keys) <= set(merged)
 
 
+def test_who_is_three_times_slower_than_the_run_takes_part_in_nearly_every_round() -> None:
+    # A round is due at each step of the run: three of them fall within a step of the slow ones.
+    slow = LinkProfile(step_s=3.0)
+    world, witness = begin(
+        WorldSettings(
+            links=(FAST, FAST, slow, slow), num_fragments=12, period_steps=12, overlap_steps=2, total_steps=120
+        )
+    )
+    ends_well(world)
+    closed = witness.closed()
+    later = closed[len(closed) // 4 :]  # once it knows how slow it is
+    for learner_id in (M2, LearnerId("m3")):
+        merged = [
+            closed
+            for closed in later
+            if any(entry.staleness == 0 and entry.header.key.learner_id == learner_id for entry in closed.entries)
+        ]
+        assert len(merged) >= 0.9 * len(later)
+
+
 def test_a_late_upload_rides_along_in_the_next_round() -> None:
     world, witness = begin(WorldSettings(links=(FAST, FAST, LinkProfile(upload_s=6.0)), period_steps=8, total_steps=48))
     ends_well(world)

@@ -318,6 +318,8 @@ class LearnerMachine:
         be late; so there the anchor is used, and the same run gives the same rates.
         """
         self._told = (global_step, anchor)
+        stretch_steps = self.context.settings.schedule.period_steps
+        self.context.step_ratio.heard(global_step, self.context.counters.local_step, stretch_steps=stretch_steps)
         lockstep = self.context.settings.overlap_steps == 0
         own = anchor if lockstep else self.context.counters.local_step - global_step
         self.context.clock = replace(self.context.clock, global_step=global_step)

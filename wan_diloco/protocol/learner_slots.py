@@ -23,7 +23,7 @@ from wan_diloco.protocol.round_trip import RoundTrip
 from wan_diloco.protocol.schedule import Schedule
 from wan_diloco.units import Epoch, GlobalStep, Incarnation, LocalStep, Term, Version
 
-__all__ = ["Counters", "FragmentState", "LearnerContext", "LearnerSettings", "Link", "Slot"]
+__all__ = ["Counters", "FragmentState", "LearnerContext", "LearnerSettings", "Link", "Slot", "StepRatio"]
 
 _NO_CLOCK = SyncerClock(term=Term(0), epoch=Epoch(0), global_step=GlobalStep(0))
 
@@ -143,6 +143,34 @@ class Link:
     granted_bytes_per_s: float = 0.0
 
 
+@dataclass(slots=True)
+class StepRatio:
+    """How many steps the run takes while this learner takes one of its own: 1, or more where it is slower.
+
+    Attributes:
+        value: As of the last stretch that was long enough.
+    """
+
+    value: float = 1.0
+    _since: tuple[int, int] | None = None
+
+    def heard(self, global_step: int, local_step: int, *, stretch_steps: int) -> None:
+        """The run is at one step, and this learner at another.
+
+        Args:
+            global_step: Of the run.
+            local_step: Of this learner.
+            stretch_steps: Over so many steps of the run at least.
+        """
+        since_global, since_local = self._since or (global_step, local_step)
+        gone, taken = global_step - since_global, local_step - since_local
+        if gone >= stretch_steps and taken > 0:
+            self.value = max(1.0, gone / taken)
+        # Who took no step was held, and says nothing of how fast it is; a step that fell back is of another process.
+        if self._since is None or gone >= stretch_steps or gone < 0 or taken < 0:
+            self._since = (global_step, local_step)
+
+
 @dataclass(slots=True, kw_only=True)
 class LearnerContext:
     """What the parts of the learner's machine share.
@@ -152,6 +180,7 @@ class LearnerContext:
         anchor: local_step - global_step, as well as it is known.
         clock: The syncer's, as heard last.
         term_id: Of the process that began that clock's term; empty where that isn't known.
+        step_ratio: How many steps the run takes during one of this learner's.
         born_step: Where this life began, if the training loop had another before: work since older installs isn't its.
         work_until: The local step up to which a fragment that was asked for, and had nothing to give, needs work.
         effects: Of the event that is being handled, in order.
@@ -166,6 +195,7 @@ class LearnerContext:
     anchor: int = 0
     clock: SyncerClock = _NO_CLOCK
     term_id: str = ""
+    step_ratio: StepRatio = field(default_factory=StepRatio)
     born_step: int = 0
     work_until: int = 0
     effects: list[LearnerEffect] = field(default_factory=list)

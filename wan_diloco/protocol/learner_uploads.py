@@ -79,9 +79,14 @@ class UploadDesk:
             under_way += 1
 
     def _uploads_max(self) -> int:
-        """How many uploads may be under way."""
+        """How many uploads may be under way.
+
+        A snapshot waits for the end of a step. Who is slower than the run is asked several times meanwhile, and must be
+        able to answer them all at that boundary: otherwise the rest waits for the next one, and is late for good.
+        """
         settings, step_s = self.context.settings, self.context.counters.step_time_s
-        travelling_steps = round(self.context.link.round_trip.rtt_s / step_s) if step_s else 0
+        ratio = self.context.step_ratio.value
+        travelling_steps = round(ratio - 1.0 + (ratio * self.context.link.round_trip.rtt_s / step_s if step_s else 0.0))
         return settings.schedule.uploads_max(settings.overlap_steps, travelling_steps)
 
     def _choice(self, fragment_id: FragmentId, slot: Slot, now_s: float) -> UploadChoice | None:

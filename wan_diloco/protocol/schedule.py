@@ -89,8 +89,8 @@ class Schedule:
 
         Args:
             overlap_steps: tau.
-            travelling_steps: Steps within a round trip. However long it is, what is under way stays bounded; where not
-                given, by the most that is ever allowed.
+            travelling_steps: Steps of the run within a round trip, and within a step of a learner that is slower.
+                However many, what is under way stays bounded; where not given, by the most that is ever allowed.
         """
         due = max(1, overlap_steps)
         most = _TRAVELLING_FACTOR * due

@@ -20,6 +20,7 @@ from wan_diloco.protocol.events import (
     TimerFired,
     UploadBroken,
 )
+from wan_diloco.protocol.learner_slots import StepRatio
 from wan_diloco.protocol.messages import (
     Acknowledged,
     ContributionRefused,
@@ -229,6 +230,25 @@ def test_a_long_round_trip_is_no_narrow_link() -> None:
     uplink.boundary()
     assert of(RequestSnapshot, uplink.hears(pull(F0)))
     assert of(RequestSnapshot, uplink.hears(pull(F1)))
+
+
+def test_how_slow_a_learner_is_follows_from_the_runs_steps_and_its_own() -> None:
+    ratio = StepRatio()
+    heard = [(100, 0), (103, 1), (106, 2), (112, 4)]
+    for global_step, local_step in heard:
+        ratio.heard(global_step, local_step, stretch_steps=12)
+    assert ratio.value == 3.0
+    ratio.heard(124, 16, stretch_steps=12)
+    assert ratio.value == 1.0
+    ratio.heard(148, 17, stretch_steps=12)
+    assert ratio.value == 24.0, "it was stopped"
+    ratio.heard(160, 41, stretch_steps=12)
+    assert ratio.value == 1.0, "who is faster answers at each of its steps"
+    ratio.heard(200, 41, stretch_steps=12)
+    assert ratio.value == 1.0, "it was held"
+    ratio.heard(150, 41, stretch_steps=12)
+    ratio.heard(162, 47, stretch_steps=12)
+    assert ratio.value == 2.0, "another process began lower"
 
 
 def test_a_hello_that_waited_is_no_long_round_trip(uplink: Uplink) -> None:
