@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.desk import Desk, E, W
+from tests.support.protocol import EAST, WEST
 from tests.support.uplink import Uplink
 
 
@@ -14,3 +16,12 @@ def uplink() -> Uplink:
     uplink.machine.start()
     uplink.joins()
     return uplink
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """Two learners, started, no step taken yet."""
+    desk = Desk()
+    desk.joins(E, EAST)
+    desk.joins(W, WEST)
+    return desk

@@ -31,15 +31,6 @@ from wan_diloco.protocol.tape import RunEnded
 from wan_diloco.units import Epoch
 
 
-@pytest.fixture
-def desk() -> Desk:
-    """Two learners, started, no step taken yet."""
-    desk = Desk()
-    desk.joins(E, EAST)
-    desk.joins(W, WEST)
-    return desk
-
-
 def test_the_run_ends_when_the_last_round_is_done_and_everybody_hears_of_it() -> None:
     desk = Desk(syncer_settings(total_steps=2))
     desk.joins(E, EAST)

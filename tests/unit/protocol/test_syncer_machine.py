@@ -42,16 +42,6 @@ from wan_diloco.protocol.syncer_machine import SyncerMachine
 from wan_diloco.protocol.tape import ContributionDiscarded, RoundClosed, RunStarted
 from wan_diloco.units import LocalStep, ShardId
 
-
-@pytest.fixture
-def desk() -> Desk:
-    """Two learners, started, no step taken yet."""
-    desk = Desk()
-    desk.joins(E, EAST)
-    desk.joins(W, WEST)
-    return desk
-
-
 # ---- the start -----------------------------------------------------------------------------------
 
 

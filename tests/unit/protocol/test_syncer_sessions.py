@@ -32,15 +32,6 @@ from wan_diloco.protocol.status import status_of
 from wan_diloco.units import FragmentId, LearnerId, RoundId
 
 
-@pytest.fixture
-def desk() -> Desk:
-    """Two learners, started, no step taken yet."""
-    desk = Desk()
-    desk.joins(E, EAST)
-    desk.joins(W, WEST)
-    return desk
-
-
 def test_a_refused_learner_is_told_why_and_counted(desk: Desk) -> None:
     effects = desk.says(SessionId(9), hello(LearnerId("south")))
     refused = only(Refused, messages(effects))

@@ -10,21 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.damage import flip, segment_file
 from wan_diloco.errors import ConfigError, JournalError, StateDamaged, StorageError, StorageUnusable
 from wan_diloco.storage import Journal, JournalRef, Record, RecordHead
 from wan_diloco.storage.filesystem import write_all
 from wan_diloco.storage.journal_format import META_BYTES_MAX
 from wan_diloco.storage.journal_reader import foreign_files
-
-
-def segment_file(folder: Path, segment: int = 1) -> Path:
-    return folder / f"{segment:010d}.journal"
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x40
-    path.write_bytes(data)
 
 
 def test_records_come_back_in_order_after_reopening(tmp_path: Path) -> None:

@@ -8,18 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.damage import flip, segment_file
 from wan_diloco.errors import JournalError
 from wan_diloco.storage import Journal, JournalReader, JournalRef, RecordHead
-
-
-def segment_file(folder: Path, segment: int = 1) -> Path:
-    return folder / f"{segment:010d}.journal"
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x40
-    path.write_bytes(data)
 
 
 def test_a_torn_tail_is_cut_and_reported_and_writing_goes_on(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.damage import flip
 from tests.support.snapshots import save_snapshot
 from wan_diloco.errors import CheckpointError, ConfigError, StorageError
 from wan_diloco.storage import (
@@ -30,12 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x40
-    path.write_bytes(data)
 
 
 def test_tensors_and_manifest_come_back_to_the_bit(tmp_path: Path) -> None:
