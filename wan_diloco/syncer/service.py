@@ -156,11 +156,14 @@ class SyncerService:
                 self._spawn(self._parts.keeper.flush_every(self._parts.flush_every_s))
             if self._parts.curve is not None:
                 self._spawn(self._parts.curve.run())
-            self._deciding = group.create_task(self._decide())
-            await asyncio.wait({self._deciding})
-            await self._end_snapshot()
-            for task in self._tasks:
-                task.cancel()
+            try:
+                self._deciding = self._spawn(self._decide())
+                await asyncio.wait({self._deciding})
+                await self._end_snapshot()
+                for task in self._tasks:
+                    task.cancel()
+            finally:
+                self._stopping = True  # streams may outlive us, and the group takes no task from them
         self._parts.observer.tick(self._named.traffic())
         if not self.gave_up and (capture := self._capture()) is not None:
             try:
@@ -459,8 +462,13 @@ class SyncerService:
         assert self._group is not None, "the service runs"
         task = self._group.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._stopping = True  # the group shuts down from here on
 
 
 async def _let_others_run() -> None:

@@ -436,3 +436,28 @@ def test_a_snapshot_that_is_being_written_at_the_end_is_not_written_twice(tmp_pa
     asyncio.run(story())
     assert written
     assert len(written) == len({tuple(place) for place in written})
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_an_upload_that_ends_after_the_service_is_let_go_of(tmp_path, monkeypatch, how):
+    # Its stream belongs to the transport, which closes later.
+    complete = spool.Spool.complete
+    held: list[tuple] = []
+    released: list[spool.Spool] = []
+    monkeypatch.setattr(spool.Spool, "complete", lambda *said: held.append(said))
+
+    async def story():
+        async with scene(tiny_config(), tmp_path) as (made, group):
+            await advance(group, made, 9, settle=False)
+            await until(lambda: held)
+            if how == "failed":
+                made.service._storage_failed(StorageError("the journal has lost track"))
+                await asyncio.wait([made.task])
+            else:
+                await made.crash()
+            with monkeypatch.context() as patch:
+                patch.setattr(held[0][0], "abandon", lambda: released.append(held[0][0]))
+                complete(*held[0])
+
+    asyncio.run(story())
+    assert released == [held[0][0]]
