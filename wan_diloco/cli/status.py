@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from wan_diloco.cli.options import JsonFlag, folder_path
+from wan_diloco.cli.options import JsonFlag, folder_path, peer_address
 from wan_diloco.cli.view import facts, view_of
 from wan_diloco.errors import ConfigError, PeerUnavailable, TransportError, UsageError
 from wan_diloco.units import format_count, format_duration, format_size
@@ -17,7 +17,6 @@ from wan_diloco.units import format_count, format_duration, format_size
 __all__ = ["register", "status", "status_text"]
 
 _TIMEOUT_S: Final = 5.0
-_PORT_MAX: Final = 65535
 _COLUMNS: Final = (
     "learner",
     "state",
@@ -40,9 +39,14 @@ def register(app: typer.Typer) -> None:
 
 def status(
     address: Annotated[
-        str,
-        typer.Argument(metavar="HOST:PORT", help="Where the syncer is, instead of DIR/address.", show_default=False),
-    ] = "",
+        str | None,
+        typer.Argument(
+            metavar="HOST:PORT",
+            parser=peer_address,
+            help="Where the syncer is, instead of DIR/address.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     run_folder: Annotated[
         Path | None,
@@ -55,9 +59,12 @@ def status(
     Its syncer is asked, and nothing is changed. "behind" is in steps of the run, "merged" the share of all rounds, and
     "heard" how long ago anything came from a learner. The exit code is 69 where no syncer answers.
     """
-    if bool(address) == (run_folder is not None):
+    if address is not None and run_folder is None:
+        where = address
+    elif address is None and run_folder is not None:
+        where = _address_in(run_folder)
+    else:
         raise UsageError("give either the address of a syncer or --run-folder")
-    where = _checked(address) if run_folder is None else _address_in(run_folder)
     told = _fetch(where)
     typer.echo(json.dumps(told, indent=2) if as_json else status_text(told, where))
 
@@ -123,22 +130,15 @@ def _fetch(where: str) -> dict[str, object]:
         raise PeerUnavailable(f"no syncer answers at {where}: {exc}") from exc
 
 
-def _checked(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _PORT_MAX:
-        raise UsageError(f"{address!r} isn't an address: write it like 127.0.0.1:7000")
-    return address
-
-
 def _address_in(run_folder: Path) -> str:
     path = run_folder / "address"
     try:
-        return _checked(path.read_text(encoding="utf-8").strip())
+        return peer_address(path.read_text(encoding="utf-8").strip())
     except (FileNotFoundError, NotADirectoryError) as exc:
         if not (run_folder / "state").is_dir():
             raise ConfigError("no syncer has a run in this folder", where=str(run_folder)) from exc
         raise PeerUnavailable(f"no syncer listens for the run in {run_folder}: there is no {path}") from exc
-    except (OSError, UnicodeDecodeError, UsageError) as exc:
+    except (OSError, UnicodeDecodeError, typer.BadParameter) as exc:
         raise ConfigError(f"says no address: {exc}", where=str(path)) from exc
 
 
