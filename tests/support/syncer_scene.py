@@ -390,3 +390,11 @@ async def advance(group: list[Learner], made: Syncer, steps: int, *, settle: boo
             return status["global_step"] >= step and not (settle and busy)
 
         await until(done)
+
+
+async def crash_after(config: RunConfig, folder: Path, steps: int) -> list[Learner]:
+    """Begin a run and have its syncer crash after so many steps; who was in it."""
+    async with scene(config, folder) as (made, group):
+        await advance(group, made, steps)
+        await made.crash()
+    return group

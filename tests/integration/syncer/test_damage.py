@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.syncer import BATCH_TOKENS, close, open_tiny, tiny_config
-from tests.support.syncer_scene import WAIT_S, advance, learners, scene, syncer, until
+from tests.support.syncer_scene import WAIT_S, advance, crash_after, learners, scene, syncer, until
 from tests.support.values import values_of
 from wan_diloco.errors import EXIT_CONFIG, JournalError, StateDamaged
 from wan_diloco.protocol.tape import FragmentPublished, MergeEntry, RoundClosed
@@ -37,16 +37,6 @@ def spoil(folder: Path, ref: JournalRef, at: int = -1) -> None:
         (byte,) = file.read(1)
         file.seek(place)
         file.write(bytes([byte ^ 0x40]))
-
-
-def _crashed(folder: Path, config, steps: int = 9) -> list[tuple]:
-    async def story():
-        async with scene(config, folder) as (made, group):
-            await advance(group, made, steps)
-            await made.crash()
-            return values_of(made.restored.store)
-
-    return asyncio.run(story())
 
 
 def _tape(folder: Path) -> list[tuple[JournalRef, dict]]:
@@ -183,7 +173,7 @@ def test_what_was_merged_is_published_whatever_befalls_its_parts_before_that(tmp
 
 def test_a_learner_that_lags_gets_the_value_when_a_publication_can_not_be_read(tmp_path):
     config = tiny_config(sync={"quorum": 1})
-    _crashed(tmp_path, config)
+    asyncio.run(crash_after(config, tmp_path, 9))
     restored = open_tiny(tmp_path / "state", config, resume=True)
     # In a snapshot: a restart does no merge again, and needs no publication.
     state, version = restored.state, [value.version.count for value in restored.store.values()]
@@ -240,7 +230,7 @@ def test_a_snapshot_that_is_damaged_is_passed_over_and_the_one_before_gives_the_
 
 def test_damage_before_what_a_restart_needs_is_no_reason_to_refuse(tmp_path):
     config = tiny_config()
-    _crashed(tmp_path, config)
+    asyncio.run(crash_after(config, tmp_path, 9))
 
     async def drained():
         async with MemoryNetwork() as network, syncer(network, config, tmp_path, resume=True) as made:
@@ -263,7 +253,7 @@ def test_damage_before_what_a_restart_needs_is_no_reason_to_refuse(tmp_path):
 @pytest.mark.parametrize("what", ["tape", "header", "contribution", "publication", "segment", "journal"])
 def test_damage_to_what_a_restart_needs_ends_it_for_good_with_a_sentence_that_helps(tmp_path, what):
     config = tiny_config()
-    _crashed(tmp_path, config)
+    asyncio.run(crash_after(config, tmp_path, 9))
     folder = tmp_path / "state"
     tape = _tape(folder)
     published = next(record for _, record in tape if record["type"] == FragmentPublished.__name__)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.syncer import tiny_config
-from tests.support.syncer_scene import Learner, advance, learners, scene, syncer
+from tests.support.syncer_scene import Learner, advance, crash_after, learners, syncer
 from wan_diloco.errors import EXIT_CONFIG, ConfigError
 from wan_diloco.protocol.messages import Refused, Stop
 from wan_diloco.transport.memory import MemoryNetwork
@@ -19,12 +19,6 @@ CONFIG = tiny_config()
 
 def test_learners_of_a_run_survive_a_syncer_that_knows_nothing_of_it(tmp_path):
     torch.set_num_threads(1)
-
-    async def first():
-        async with scene(CONFIG, tmp_path / "right") as (made, group):
-            await advance(group, made, 5)
-            await made.crash()
-        return group
 
     async def wrong(before):
         async with MemoryNetwork() as network, syncer(network, CONFIG, tmp_path / "wrong", resume=True) as made:
@@ -53,5 +47,5 @@ def test_learners_of_a_run_survive_a_syncer_that_knows_nothing_of_it(tmp_path):
             await advance(group, made, 3)
             assert made.service.status()["balance"] == 0
 
-    before = asyncio.run(first())
+    before = asyncio.run(crash_after(CONFIG, tmp_path / "right", 5))
     asyncio.run(right(asyncio.run(wrong(before))))
