@@ -43,6 +43,7 @@ from wan_diloco.syncer.service import SyncerService
 from wan_diloco.syncer.store_link import StoreLink
 from wan_diloco.syncer.workers import Workers
 from wan_diloco.telemetry import METRICS_FILE, MetricsWriter
+from wan_diloco.transport.grpc_client import fetch_status
 from wan_diloco.transport.interface import Connection
 from wan_diloco.transport.memory import MemoryNetwork
 from wan_diloco.units import FragmentId, Incarnation, LearnerId, LocalStep, Term, Version
@@ -398,3 +399,26 @@ async def crash_after(config: RunConfig, folder: Path, steps: int) -> list[Learn
         await advance(group, made, steps)
         await made.crash()
     return group
+
+
+def merged(status: dict[str, Any], name: str) -> int:
+    """In how many rounds it was."""
+    return sum(one["merged_fresh"] for one in status["learners"] if one["learner_id"] == name)
+
+
+async def trains_on(address: str, *group: Learner) -> dict[str, Any]:
+    """Each of them takes steps until it is merged once more, by a syncer that is another process.
+
+    Returns:
+        What that one says then.
+    """
+    async with asyncio.timeout(WAIT_S):
+        before = await fetch_status(address, 5.0)
+        while True:
+            for one in group:
+                one.step()
+            # What they are asked for now is not in the next look, but in one of those after it.
+            await asyncio.sleep(0.02)
+            status: dict[str, Any] = await fetch_status(address, 5.0)
+            if all(merged(status, one.name) > merged(before, one.name) for one in group):
+                return status
