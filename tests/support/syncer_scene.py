@@ -36,6 +36,7 @@ from wan_diloco.protocol.messages import (
     UpdateReceived,
     Welcome,
 )
+from wan_diloco.protocol.rejoin_messages import Donate, StateDeclined, StateRefusal
 from wan_diloco.syncer.fragments_store import FragmentStore, Maths
 from wan_diloco.syncer.main import _run_shipped, _shipper, build_service
 from wan_diloco.syncer.restore import Restored
@@ -264,6 +265,8 @@ class Learner:
                     self.granted_bytes_per_s = message.rate_bytes_per_s
                 case Pull():
                     self._group.create_task(self._answer(message))
+                case Donate():  # who said nothing would be waited for
+                    self._connection.send(StateDeclined(transfer=message.transfer, reason=StateRefusal.NO_MOMENTS))
                 case Stop():
                     self._group.create_task(self.leave())
                 case Acknowledged() | ContributionRefused() | _:
