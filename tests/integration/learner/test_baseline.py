@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -11,7 +15,9 @@ import pytest
 import torch
 
 from tests.integration.learner.stub_syncer import write_config
+from tests.support.sources import REPOSITORY
 from wan_diloco.config import RunConfig, load_config
+from wan_diloco.errors import EXIT_TEMPORARY
 from wan_diloco.learner.baseline import BaselineMode, run_baseline, run_together
 from wan_diloco.learner.replica import Replica
 from wan_diloco.learner.setup import held_out_tokens, open_shard
@@ -22,10 +28,11 @@ from wan_diloco.training import evaluate
 STEPS = 12
 
 
-def tiny(folder: Path) -> RunConfig:
+def tiny(folder: Path, *, steps: int = STEPS, step_time: str = "0s", evaluate_every: int = 5) -> RunConfig:
     path = write_config(folder)
-    text = path.read_text().replace('tokens = "10M"', f"tokens = {STEPS * 64}")
-    path.write_text(text + '[[regions]]\nname = "west"\n[evaluation]\nevery_steps = 5\n')
+    text = path.read_text().replace('tokens = "10M"', f"tokens = {steps * 64}")
+    west = f'[[regions]]\nname = "west"\nstep_time_min = "{step_time}"\n'
+    path.write_text(f"{text}{west}[evaluation]\nevery_steps = {evaluate_every}\n")
     return load_config([path], env={}).config
 
 
@@ -91,3 +98,43 @@ WAITS = "import signal; signal.sigwait([signal.SIGTERM])"
 def test_processes_end_together(scripts: list[str], exit_code: int) -> None:
     assert run_together([[sys.executable, "-c", script] for script in scripts]) == exit_code
     assert psutil.Process().children() == []
+
+
+@contextmanager
+def two_ranks(folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """A group of replicas, with nobody above them."""
+    command = [sys.executable, "-m", "wan_diloco.learner.baseline_rank", str(folder), str(BaselineMode.DATA_PARALLEL)]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), "2", str(folder / "store")], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+def steps_of(folder: Path) -> list[int]:
+    path = folder / METRICS_FILE
+    lines = read_metrics(path).lines if path.exists() else ()
+    return [line.record.local_step for line in lines if isinstance(line.record, LearnerRecord)]
+
+
+def test_a_rank_that_is_killed_ends_its_group_by_itself(tmp_path: Path) -> None:
+    """Who is left takes no step alone, waits for nobody, and says whom it lost."""
+    config = tiny(tmp_path, steps=100_000, step_time="5ms", evaluate_every=100_000)
+    (tmp_path / "config.json").write_text(config.resolved_json())
+    with two_ranks(tmp_path) as (first, second):
+        while len(steps_of(tmp_path)) < 2:
+            assert (first.poll(), second.poll()) == (None, None), first.communicate()
+            threading.Event().wait(0.05)
+        second.kill()
+        _, stderr = first.communicate(timeout=60)
+    assert first.returncode == EXIT_TEMPORARY
+    assert "baseline: a process of the group is gone" in stderr
+    assert "Traceback" not in stderr
+    assert not (tmp_path / SUMMARY_FILE).exists()
