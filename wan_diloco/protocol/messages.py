@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 # Both ends must speak the same version; it rises with any change of meaning, not of encoding.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _NO_TERM = Term(0)
 
 

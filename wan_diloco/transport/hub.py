@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Callable
 from typing import Final
 
-from wan_diloco.errors import AuthError, DecodeError, PeerUnavailable, TransportError
+from wan_diloco.errors import DecodeError, PeerUnavailable, TransportError
 from wan_diloco.protocol.events import SessionId
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.transport.interface import SyncerHandler
@@ -17,7 +17,7 @@ from wan_diloco.transport.pacer import Total
 from wan_diloco.transport.relay import Relay
 from wan_diloco.transport.session import ServerSession
 from wan_diloco.transport.streams import SESSION_KEY, STRIPE_KEY, TOKEN_KEY, ServerStream
-from wan_diloco.transport.uploading import Partials, discard_upload, receive_stripe, receive_upload
+from wan_diloco.transport.uploading import Partials, discard_upload, receive_stripe, receive_upload, refusal_of
 from wan_diloco.wire.convert import encode_status
 
 __all__ = ["SessionHub"]
@@ -95,8 +95,7 @@ class SessionHub:
         """Serve an upload call.
 
         Raises:
-            AuthError: It belongs to no session of ours.
-            TransportError: It broke, or its session ended.
+            TransportError: It belongs to no session of ours, it broke, or its session ended.
             DecodeError: It doesn't begin with a header.
         """
         session = self._session_of(stream)
@@ -119,7 +118,7 @@ class SessionHub:
                 paced = PacedStream(stream, session)
                 await receive_upload(paced, session, self._handler, self._partials, self._limits, session.receiving)
         except DecodeError as problem:
-            session.refuse(RefusalReason.GARBAGE, str(problem))
+            session.refuse(refusal_of(problem), str(problem))
             raise
         finally:
             session.uploads -= 1
@@ -128,8 +127,7 @@ class SessionHub:
         """Serve a download call.
 
         Raises:
-            AuthError: It belongs to no session of ours.
-            TransportError: It broke.
+            TransportError: It belongs to no session of ours, or it broke.
         """
         session = self._session_of(stream)
         with session.lifetime.bound():
@@ -143,8 +141,7 @@ class SessionHub:
         """Serve a donor's call.
 
         Raises:
-            AuthError: It belongs to no session of ours.
-            TransportError: It broke, its session ended, or it has no such transfer.
+            TransportError: It belongs to no session of ours, it broke, its session ended, or it has no such transfer.
             DecodeError: It doesn't begin as it should.
         """
         session = self._session_of(stream)
@@ -156,8 +153,7 @@ class SessionHub:
         """Serve a joiner's call.
 
         Raises:
-            AuthError: It belongs to no session of ours.
-            TransportError: It broke, its session ended, or it has no such transfer.
+            TransportError: It belongs to no session of ours, it broke, its session ended, or it has no such transfer.
             DecodeError: It doesn't begin as it should.
         """
         session = self._session_of(stream)
@@ -217,5 +213,6 @@ class SessionHub:
         if not hmac.compare_digest(stream.metadata.get(TOKEN_KEY, "").encode(), session.token.encode()):
             detail = "this session belongs to somebody else"
             self._handler.refused(stream.peer, RefusalReason.OTHER_LEARNER, detail)
-            raise AuthError(detail)
+            # Nothing that would be the same next time: a link that flips bits of a secret isn't refused for good.
+            raise TransportError(detail)
         return session

@@ -26,7 +26,7 @@ from wan_diloco.transport.outbox import Outbox
 from wan_diloco.transport.pacer import Pacer, Total
 from wan_diloco.transport.streams import ServerStream
 from wan_diloco.transport.update_sender import UpdateQueue
-from wan_diloco.transport.uploading import Uploads
+from wan_diloco.transport.uploading import Uploads, refusal_of
 from wan_diloco.wire.convert import decode_learner, encode_syncer
 
 __all__ = ["ServerSession"]
@@ -234,7 +234,7 @@ class ServerSession:
             # The process that talks to us also closes properly when the one that trains was killed.
             self.close(goodbye or ("it was told to stop" if self._stopped else "it went without a goodbye"))
         except DecodeError as problem:
-            self.refuse(RefusalReason.GARBAGE, str(problem))
+            self.refuse(refusal_of(problem), str(problem))
             self.close(f"it said something that makes no sense: {problem}")
         except TransportError as problem:
             self.close(str(problem))

@@ -22,7 +22,7 @@ from wan_diloco.wire.convert import (
     encode_answer,
 )
 
-__all__ = ["Partials", "Uploads", "discard_upload", "receive_stripe", "receive_upload"]
+__all__ = ["Partials", "Uploads", "discard_upload", "receive_stripe", "receive_upload", "refusal_of"]
 
 # Of a number of bytes in a call's metadata; Python refuses to read some thousands of digits.
 _DIGITS_MAX: Final = 18
@@ -137,7 +137,7 @@ async def receive_upload(
         await _fill(stream, session.counters, partial, limits, receipts)
     except DecodeError as problem:
         partial.sink.abandon()
-        handler.upload_failed(session, header, _refusal(problem), problem.detail)
+        handler.upload_failed(session, header, refusal_of(problem), problem.detail)
         await _refuse(stream, session.counters, receipts)
     except BaseException:
         partials.keep(header, partial)
@@ -253,7 +253,8 @@ def _note_bad(partial: _Partial, limits: ServerLimits, detail: str) -> None:
         raise DecodeError("bad_checksum", f"asked again {limits.bad_chunks_max} times; {detail}")
 
 
-def _refusal(problem: DecodeError) -> RefusalReason:
+def refusal_of(problem: DecodeError) -> RefusalReason:
+    """Why what can't be decoded is refused."""
     match problem.reason:
         case "bad_checksum":
             return RefusalReason.BAD_CHECKSUM

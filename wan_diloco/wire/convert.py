@@ -16,13 +16,20 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from google.protobuf.message import Message
 
 from wan_diloco.errors import DecodeError, LocalProtocolError
-from wan_diloco.protocol.messages import ContributionHeader, LearnerMessage, SyncerMessage, UpdateHeader
+from wan_diloco.protocol.messages import (
+    PROTOCOL_VERSION,
+    ContributionHeader,
+    LearnerMessage,
+    SyncerMessage,
+    UpdateHeader,
+)
 from wan_diloco.wire.generated import admin_pb2, bulk_pb2, control_pb2
 from wan_diloco.wire.headers import contribution_from, contribution_to, update_from, update_to
 from wan_diloco.wire.learner_messages import learner_message_from, learner_message_to
 from wan_diloco.wire.limits import MESSAGE_BYTES_MAX
 from wan_diloco.wire.rejoin_messages import StateCall, state_call_from, state_call_to
 from wan_diloco.wire.scalars import EnumTable, count
+from wan_diloco.wire.sealing import is_sealed, seal
 from wan_diloco.wire.syncer_messages import syncer_message_from, syncer_message_to
 
 __all__ = [
@@ -117,7 +124,7 @@ def encode_learner(message: LearnerMessage) -> bytes:
 
 def decode_learner(data: bytes) -> LearnerMessage:
     """Raises: DecodeError: It isn't one."""
-    return _decode(control_pb2.ControlRequest, learner_message_from, data)
+    return _decode(control_pb2.ControlRequest, learner_message_from, data, _is_of_another_version)
 
 
 def encode_syncer(message: SyncerMessage) -> bytes:
@@ -127,7 +134,7 @@ def encode_syncer(message: SyncerMessage) -> bytes:
 
 def decode_syncer(data: bytes) -> SyncerMessage:
     """Raises: DecodeError: It isn't one."""
-    return _decode(control_pb2.ControlResponse, syncer_message_from, data)
+    return _decode(control_pb2.ControlResponse, syncer_message_from, data, _refuses_our_version)
 
 
 def encode_contribution(header: ContributionHeader) -> bytes:
@@ -192,7 +199,7 @@ def decode_status(data: bytes) -> dict[str, object]:
 
 def _encode(convert: Callable[[_Value], Message], value: _Value) -> bytes:
     try:
-        data = convert(value).SerializeToString()
+        data = seal(convert(value).SerializeToString())
     except (ValueError, TypeError) as problem:
         raise LocalProtocolError(f"a {type(value).__name__} that can't be said: {problem}") from problem
     if len(data) > MESSAGE_BYTES_MAX:
@@ -200,17 +207,45 @@ def _encode(convert: Callable[[_Value], Message], value: _Value) -> bytes:
     return data
 
 
-def _decode(protobuf: type[_Protobuf], convert: Callable[[_Protobuf], _Value], data: bytes) -> _Value:
+def _decode(
+    protobuf: type[_Protobuf],
+    convert: Callable[[_Protobuf], _Value],
+    data: bytes,
+    unsealed: Callable[[_Protobuf], bool] = lambda _: False,
+) -> _Value:
+    """A message's value.
+
+    Args:
+        protobuf: What it is.
+        convert: Makes the value.
+        data: Its bytes.
+        unsealed: Whether it may lack its checksum, as those of peers do that are older than checksums.
+
+    Raises:
+        DecodeError: `bad_checksum` when it isn't what was sent; any other reason when nobody should have sent it.
+    """
     if len(data) > MESSAGE_BYTES_MAX:
         raise DecodeError("too_long", f"a message of {len(data)} bytes")
+    sealed = is_sealed(data)
     message = protobuf()
     try:
         message.ParseFromString(data)
+        if not sealed and not unsealed(message):
+            raise DecodeError("bad_checksum", f"a {protobuf.DESCRIPTOR.name} without a checksum")
         return convert(message)
     except ProtobufDecodeError as problem:
         raise DecodeError("garbage", f"no {protobuf.DESCRIPTOR.name}: {problem}") from problem
     except ValueError as problem:
         raise DecodeError("makes_no_sense", str(problem)) from problem
+
+
+def _is_of_another_version(request: control_pb2.ControlRequest) -> bool:
+    # Its sender hears so, and ends.
+    return request.HasField("hello") and request.hello.protocol_version != PROTOCOL_VERSION
+
+
+def _refuses_our_version(response: control_pb2.ControlResponse) -> bool:
+    return response.HasField("refused") and response.refused.reason == control_pb2.REFUSAL_REASON_PROTOCOL_VERSION
 
 
 def _download_to(item: DownloadItem) -> bulk_pb2.DownloadItem:

@@ -26,7 +26,7 @@ from wan_diloco.transport.grpc_common import translated
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
 from wan_diloco.transport.options import ConnectionOptions, Keepalive
 from wan_diloco.transport.streams import END_MARK, SESSION_KEY, TOKEN_KEY, Method
-from wan_diloco.wire.convert import encode_contribution
+from wan_diloco.wire.convert import encode_contribution, encode_learner
 from wan_diloco.wire.frames import pack
 
 QUICK = Keepalive(time_s=0.5, timeout_s=0.5)
@@ -131,8 +131,8 @@ def test_bulk_calls_need_the_number_and_the_secret_of_a_session(method: Method) 
             ({SESSION_KEY: "-1"}, grpc.StatusCode.ABORTED),
             ({SESSION_KEY: "1e3"}, grpc.StatusCode.ABORTED),
             ({SESSION_KEY: "9" * 5000}, grpc.StatusCode.ABORTED),
-            ({SESSION_KEY: number}, grpc.StatusCode.PERMISSION_DENIED),
-            ({SESSION_KEY: number, TOKEN_KEY: "0" * 32}, grpc.StatusCode.PERMISSION_DENIED),
+            ({SESSION_KEY: number}, grpc.StatusCode.ABORTED),
+            ({SESSION_KEY: number, TOKEN_KEY: "0" * 32}, grpc.StatusCode.ABORTED),
         ]:
             # Nothing is said: gRPC loses the status of a call that ends while something is being written.
             assert await raw_call(address, method, metadata) is status
@@ -166,6 +166,36 @@ def test_garbage_ends_its_own_call_only() -> None:
         connection.send(hello())
         await within(handler.until(lambda: bool(handler.heard)))
         assert handler.heard == [hello()]
+        await within(connection.close())
+
+    run(main)
+
+
+def flipped(message: bytes) -> bytes:
+    """With one other bit in its middle."""
+    middle = len(message) // 2
+    return message[:middle] + bytes([message[middle] ^ 1]) + message[middle + 1 :]
+
+
+def test_a_message_that_the_link_spoilt_ends_its_call_and_refuses_nobody() -> None:
+    async def main(servers: Servers) -> None:
+        handler = RecordingHandler()
+        address = await servers.start(handler)
+        connection = grpc_connection(address)
+        await within(connection.connect())
+        credentials = dict(connection._credentials)
+        assert await raw_call(address, Method.CONTROL, {}, flipped(encode_learner(hello()))) is grpc.StatusCode.OK
+        spoilt = flipped(encode_contribution(contribution()))
+        assert await raw_call(address, Method.UPLOAD, credentials, spoilt) is grpc.StatusCode.INVALID_ARGUMENT
+        assert [reason for reason, _ in handler.refusals] == [RefusalReason.BAD_CHECKSUM] * 2
+        assert (handler.heard, handler.offered) == ([], []), "nobody acts on it"
+        # What such a link makes of a session's secret is no reason to give up for good: the next has another.
+        secret = {**credentials, TOKEN_KEY: credentials[TOKEN_KEY][::-1]}
+        with pytest.raises(TransportError) as caught:
+            await within(connection._dialer.call(Method.DOWNLOAD, secret).accepted())
+        assert not isinstance(caught.value, AuthError)
+        connection.send(hello())
+        await within(handler.until(lambda: bool(handler.heard)))
         await within(connection.close())
 
     run(main)

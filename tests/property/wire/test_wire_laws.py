@@ -27,6 +27,7 @@ from wan_diloco.wire.convert import (
     encode_syncer,
 )
 from wan_diloco.wire.frames import Assembler, Buffers, pack
+from wan_diloco.wire.sealing import SEAL_BYTES, seal
 
 COUNTS = st.integers(0, 2**62)
 DECODERS: list[Callable[[bytes], object]] = [
@@ -108,13 +109,32 @@ def test_what_is_said_is_heard(which: int, data: st.DataObject) -> None:
 @given(data=st.binary(max_size=300))
 def test_decoders_give_a_value_or_a_typed_refusal_for_any_bytes(decode: Callable[[bytes], object], data: bytes) -> None:
     total(decode, data)
+    total(decode, seal(data))
 
 
 @pytest.mark.parametrize("which", range(len(SAID)))
 @given(data=st.data())
 def test_decoders_give_a_value_or_a_typed_refusal_for_damaged_messages(which: int, data: st.DataObject) -> None:
     strategy, encode, decode = SAID[which]
-    total(decode, damaged(encode(data.draw(strategy)), data))
+    message = encode(data.draw(strategy))
+    total(decode, damaged(message, data))
+    # A peer that says so on purpose.
+    total(decode, seal(damaged(message[:-SEAL_BYTES], data)))
+
+
+@pytest.mark.parametrize("which", range(len(SAID)))
+@given(data=st.data())
+def test_a_message_of_which_any_bits_were_flipped_is_not_believed(which: int, data: st.DataObject) -> None:
+    strategy, encode, decode = SAID[which]
+    message = encode(data.draw(strategy))
+    # Not its mark: without that it is read to see who may have sent it.
+    mark = len(message) - SEAL_BYTES
+    places = st.integers(0, 8 * (len(message) - 1) - 1).map(lambda bit: bit if bit < 8 * mark else bit + 8)
+    spoilt = bytearray(message)
+    for bit in data.draw(st.sets(places, min_size=1, max_size=4)):
+        spoilt[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(DecodeError, match="bad_checksum"):
+        decode(bytes(spoilt))
 
 
 def damaged(message: bytes, data: st.DataObject) -> bytes:

@@ -22,7 +22,7 @@ def test_who_agrees_is_taken_in(incarnation: int) -> None:
 @pytest.mark.parametrize(
     ("said", "reason", "named"),
     [
-        (hello(protocol_version=9), RefusalReason.PROTOCOL_VERSION, "protocol 2, the learner 9"),
+        (hello(protocol_version=9), RefusalReason.PROTOCOL_VERSION, "protocol 3, the learner 9"),
         (hello(run="other"), RefusalReason.OTHER_RUN, "'a run', the learner 'other'"),
         (hello(LearnerId("south")), RefusalReason.UNKNOWN_LEARNER, "'south' is configured, only east, west"),
         (hello(incarnation=2), RefusalReason.FENCED, "incarnation 2 of east is over, 3 stands"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -30,6 +31,10 @@ from wan_diloco.wire.convert import (
 )
 from wan_diloco.wire.generated import admin_pb2, bulk_pb2, control_pb2
 from wan_diloco.wire.limits import MESSAGE_BYTES_MAX
+from wan_diloco.wire.sealing import SEAL_BYTES, seal
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 BIG = 10_251_184_259
 
@@ -114,15 +119,15 @@ def test_a_message_beyond_the_limit_is_refused_by_both_ends() -> None:
         decode_learner(bytes(MESSAGE_BYTES_MAX + 1))
 
 
-def encoded(message: control_pb2.ControlRequest | control_pb2.ControlResponse | bulk_pb2.UpdateHeader) -> bytes:
-    return message.SerializeToString()
+def encoded(message: Message) -> bytes:
+    return seal(message.SerializeToString())
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "unknown_message"),
-        (b"\xff\xff\xff", "garbage"),
+        (seal(b""), "unknown_message"),
+        (seal(b"\xff\xff\xff"), "garbage"),
         (encoded(control_pb2.ControlRequest(report=control_pb2.Report(tokens=2**63))), "out_of_range"),
         (encoded(control_pb2.ControlRequest(report=control_pb2.Report(loss=math.nan))), "non_finite"),
         (encoded(control_pb2.ControlRequest(report=control_pb2.Report(step_time_s=-1))), "makes_no_sense"),
@@ -142,26 +147,25 @@ def test_what_a_learner_must_not_say_is_refused_with_its_reason(data: bytes, rea
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    ("segments", "reason"),
     [
-        (b"", "makes_no_sense"),
-        (encoded(bulk_pb2.UpdateHeader(segments=[bulk_pb2.UpdateSegment()])), "missing"),
-        (
-            encoded(bulk_pb2.UpdateHeader(segments=[bulk_pb2.UpdateSegment(to_version=control_pb2.Version(count=1))])),
-            "unknown_enum",
-        ),
+        ([], "makes_no_sense"),
+        ([bulk_pb2.UpdateSegment()], "missing"),
+        ([bulk_pb2.UpdateSegment(to_version=control_pb2.Version(count=1))], "unknown_enum"),
     ],
 )
-def test_what_an_update_must_not_be_is_refused_with_its_reason(data: bytes, reason: str) -> None:
+def test_what_an_update_must_not_be_is_refused_with_its_reason(
+    segments: list[bulk_pb2.UpdateSegment], reason: str
+) -> None:
     with pytest.raises(DecodeError) as caught:
-        decode_download(bulk_pb2.DownloadItem(update=bulk_pb2.UpdateHeader.FromString(data)).SerializeToString())
+        decode_download(encoded(bulk_pb2.DownloadItem(update=bulk_pb2.UpdateHeader(segments=segments))))
     assert caught.value.reason == reason
 
 
 def test_an_enum_member_of_a_later_protocol_is_refused() -> None:
     message = control_pb2.ControlResponse(refused=control_pb2.Refused(reason=99))  # type: ignore[arg-type]
     with pytest.raises(DecodeError, match="unknown_enum"):
-        decode_syncer(message.SerializeToString())
+        decode_syncer(encoded(message))
 
 
 def test_every_reason_survives() -> None:
@@ -206,6 +210,41 @@ def test_a_status_is_an_object() -> None:
     assert decode_status(encode_status({"a": [1, None]})) == {"a": [1, None]}
     for text in ("[1]", "{", "[" * 100_000, "1" * 10_000):
         with pytest.raises(DecodeError):
-            decode_status(admin_pb2.GetStatusResponse(status_json=text).SerializeToString())
+            decode_status(encoded(admin_pb2.GetStatusResponse(status_json=text)))
     with pytest.raises(LocalProtocolError):
         encode_status({"a": object()})
+
+
+def test_a_peer_older_than_checksums_hears_that_its_version_is_another() -> None:
+    older = control_pb2.ControlRequest(hello=control_pb2.Hello(protocol_version=2, run="r", learner_id="east"))
+    said = decode_learner(older.SerializeToString())
+    assert isinstance(said, Hello)
+    assert said.protocol_version == 2
+    refusal = Refused(reason=RefusalReason.PROTOCOL_VERSION, detail="the syncer speaks protocol 2")
+    assert decode_syncer(encode_syncer(refusal)[:-SEAL_BYTES]) == refusal
+
+
+def test_nothing_else_is_believed_without_its_checksum() -> None:
+    for data in (encode_learner(hello()), encode_learner(report(2.0))):
+        with pytest.raises(DecodeError, match="bad_checksum"):
+            decode_learner(data[:-SEAL_BYTES])
+    other = Refused(reason=RefusalReason.OTHER_LAYOUT, detail="line 39")
+    with pytest.raises(DecodeError, match="bad_checksum"):
+        decode_syncer(encode_syncer(other)[:-SEAL_BYTES])
+
+
+def test_every_message_that_is_sent_has_a_place_for_its_checksum() -> None:
+    sent = [
+        control_pb2.ControlRequest,
+        control_pb2.ControlResponse,
+        bulk_pb2.ContributionHeader,
+        bulk_pb2.UploadAnswer,
+        bulk_pb2.DownloadItem,
+        bulk_pb2.DownloadProgress,
+        bulk_pb2.StateCall,
+        admin_pb2.GetStatusResponse,
+    ]
+    for kind in sent:
+        message = kind.FromString(seal(b""))
+        assert message.checksum == int.from_bytes(seal(b"")[1:], "little")
+        assert message.SerializeToString() == seal(b""), "it is that field, and the contract knows it"

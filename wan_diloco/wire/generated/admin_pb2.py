@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19wan_diloco/v1/admin.proto\x12\rwan_diloco.v1\"\x12\n\x10GetStatusRequest\"(\n\x11GetStatusResponse\x12\x13\n\x0bstatus_json\x18\x01 \x01(\t2^\n\x0c\x41\x64minService\x12N\n\tGetStatus\x12\x1f.wan_diloco.v1.GetStatusRequest\x1a .wan_diloco.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19wan_diloco/v1/admin.proto\x12\rwan_diloco.v1\"\x12\n\x10GetStatusRequest\":\n\x11GetStatusResponse\x12\x13\n\x0bstatus_json\x18\x01 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x0f \x01(\x07\x32^\n\x0c\x41\x64minService\x12N\n\tGetStatus\x12\x1f.wan_diloco.v1.GetStatusRequest\x1a .wan_diloco.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=44
   _globals['_GETSTATUSREQUEST']._serialized_end=62
   _globals['_GETSTATUSRESPONSE']._serialized_start=64
-  _globals['_GETSTATUSRESPONSE']._serialized_end=104
-  _globals['_ADMINSERVICE']._serialized_start=106
-  _globals['_ADMINSERVICE']._serialized_end=200
+  _globals['_GETSTATUSRESPONSE']._serialized_end=122
+  _globals['_ADMINSERVICE']._serialized_start=124
+  _globals['_ADMINSERVICE']._serialized_end=218
 # @@protoc_insertion_point(module_scope)

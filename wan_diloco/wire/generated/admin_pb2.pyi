@@ -36,16 +36,19 @@ class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STATUS_JSON_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     status_json: _builtins.str
     """An object; its keys are documented in docs/reference."""
+    checksum: _builtins.int
     def __init__(
         self,
         *,
         status_json: _builtins.str = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["status_json", b"status_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "status_json", b"status_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

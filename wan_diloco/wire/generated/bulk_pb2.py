@@ -25,35 +25,35 @@ _sym_db = _symbol_database.Default()
 from wan_diloco.wire.generated import control_pb2 as wan__diloco_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18wan_diloco/v1/bulk.proto\x12\rwan_diloco.v1\x1a\x1bwan_diloco/v1/control.proto\"`\n\x0f\x43ontributionKey\x12\x12\n\nlearner_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0b\x66ragment_id\x18\x03 \x01(\x04\x12\x0f\n\x07step_lo\x18\x04 \x01(\x04\"\x87\x02\n\x12\x43ontributionHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.wan_diloco.v1.ContributionKey\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12$\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x16.wan_diloco.v1.Version\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x11\n\ttokens_lo\x18\x06 \x01(\x04\x12\x0e\n\x06tokens\x18\x07 \x01(\x04\x12\x0f\n\x07unit_hi\x18\x08 \x01(\x04\x12\r\n\x05\x63odec\x18\t \x01(\t\x12\x13\n\x0b\x63odes_bytes\x18\n \x01(\x04\x12\x14\n\x0cscales_bytes\x18\x0b \x01(\x04\"\xd3\x01\n\x0cUploadAnswer\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .wan_diloco.v1.UploadAnswer.Kind\x12\r\n\x05start\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x04 \x01(\x04\"_\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_SEND\x10\x01\x12\r\n\tKIND_DONE\x10\x02\x12\x10\n\x0cKIND_REFUSED\x10\x03\x12\x11\n\rKIND_PROGRESS\x10\x04\"W\n\nMergedNote\x12\x12\n\nlearner_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07step_lo\x18\x03 \x01(\x04\x12\x0f\n\x07step_hi\x18\x04 \x01(\x04\"\x88\x02\n\rUpdateSegment\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.wan_diloco.v1.SegmentKind\x12,\n\x0c\x66rom_version\x18\x02 \x01(\x0b\x32\x16.wan_diloco.v1.Version\x12*\n\nto_version\x18\x03 \x01(\x0b\x32\x16.wan_diloco.v1.Version\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\r\n\x05\x63odec\x18\x05 \x01(\t\x12\x13\n\x0b\x63odes_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cscales_bytes\x18\x07 \x01(\x04\x12)\n\x06merged\x18\x08 \x03(\x0b\x32\x19.wan_diloco.v1.MergedNote\"c\n\x0cUpdateHeader\x12\x13\n\x0b\x66ragment_id\x18\x01 \x01(\x04\x12\x0e\n\x06resync\x18\x02 \x01(\x04\x12.\n\x08segments\x18\x03 \x03(\x0b\x32\x1c.wan_diloco.v1.UpdateSegment\"U\n\nUpdatePart\x12\x0e\n\x06update\x18\x01 \x01(\x04\x12\x0f\n\x07segment\x18\x02 \x01(\x04\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12\x14\n\x0cwindow_bytes\x18\x04 \x01(\x04\"d\n\x0c\x44ownloadItem\x12+\n\x06update\x18\x01 \x01(\x0b\x32\x1b.wan_diloco.v1.UpdateHeader\x12\'\n\x04part\x18\x02 \x01(\x0b\x32\x19.wan_diloco.v1.UpdatePart\"*\n\x10\x44ownloadProgress\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\"P\n\tStateCall\x12\x10\n\x08transfer\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\x04\x12\r\n\x05rtt_s\x18\x04 \x01(\x01*`\n\x0bSegmentKind\x12\x1c\n\x18SEGMENT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17SEGMENT_KIND_DIFFERENCE\x10\x01\x12\x16\n\x12SEGMENT_KIND_VALUE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18wan_diloco/v1/bulk.proto\x12\rwan_diloco.v1\x1a\x1bwan_diloco/v1/control.proto\"`\n\x0f\x43ontributionKey\x12\x12\n\nlearner_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0b\x66ragment_id\x18\x03 \x01(\x04\x12\x0f\n\x07step_lo\x18\x04 \x01(\x04\"\x99\x02\n\x12\x43ontributionHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.wan_diloco.v1.ContributionKey\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12$\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x16.wan_diloco.v1.Version\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x11\n\ttokens_lo\x18\x06 \x01(\x04\x12\x0e\n\x06tokens\x18\x07 \x01(\x04\x12\x0f\n\x07unit_hi\x18\x08 \x01(\x04\x12\r\n\x05\x63odec\x18\t \x01(\t\x12\x13\n\x0b\x63odes_bytes\x18\n \x01(\x04\x12\x14\n\x0cscales_bytes\x18\x0b \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x0f \x01(\x07\"\xe5\x01\n\x0cUploadAnswer\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .wan_diloco.v1.UploadAnswer.Kind\x12\r\n\x05start\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x0f \x01(\x07\"_\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_SEND\x10\x01\x12\r\n\tKIND_DONE\x10\x02\x12\x10\n\x0cKIND_REFUSED\x10\x03\x12\x11\n\rKIND_PROGRESS\x10\x04\"W\n\nMergedNote\x12\x12\n\nlearner_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07step_lo\x18\x03 \x01(\x04\x12\x0f\n\x07step_hi\x18\x04 \x01(\x04\"\x88\x02\n\rUpdateSegment\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.wan_diloco.v1.SegmentKind\x12,\n\x0c\x66rom_version\x18\x02 \x01(\x0b\x32\x16.wan_diloco.v1.Version\x12*\n\nto_version\x18\x03 \x01(\x0b\x32\x16.wan_diloco.v1.Version\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\r\n\x05\x63odec\x18\x05 \x01(\t\x12\x13\n\x0b\x63odes_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cscales_bytes\x18\x07 \x01(\x04\x12)\n\x06merged\x18\x08 \x03(\x0b\x32\x19.wan_diloco.v1.MergedNote\"c\n\x0cUpdateHeader\x12\x13\n\x0b\x66ragment_id\x18\x01 \x01(\x04\x12\x0e\n\x06resync\x18\x02 \x01(\x04\x12.\n\x08segments\x18\x03 \x03(\x0b\x32\x1c.wan_diloco.v1.UpdateSegment\"U\n\nUpdatePart\x12\x0e\n\x06update\x18\x01 \x01(\x04\x12\x0f\n\x07segment\x18\x02 \x01(\x04\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12\x14\n\x0cwindow_bytes\x18\x04 \x01(\x04\"v\n\x0c\x44ownloadItem\x12+\n\x06update\x18\x01 \x01(\x0b\x32\x1b.wan_diloco.v1.UpdateHeader\x12\'\n\x04part\x18\x02 \x01(\x0b\x32\x19.wan_diloco.v1.UpdatePart\x12\x10\n\x08\x63hecksum\x18\x0f \x01(\x07\"<\n\x10\x44ownloadProgress\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x0f \x01(\x07\"b\n\tStateCall\x12\x10\n\x08transfer\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\x04\x12\r\n\x05rtt_s\x18\x04 \x01(\x01\x12\x10\n\x08\x63hecksum\x18\x0f \x01(\x07*`\n\x0bSegmentKind\x12\x1c\n\x18SEGMENT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17SEGMENT_KIND_DIFFERENCE\x10\x01\x12\x16\n\x12SEGMENT_KIND_VALUE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wan_diloco.wire.generated.bulk_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEGMENTKIND']._serialized_start=1422
-  _globals['_SEGMENTKIND']._serialized_end=1518
+  _globals['_SEGMENTKIND']._serialized_start=1512
+  _globals['_SEGMENTKIND']._serialized_end=1608
   _globals['_CONTRIBUTIONKEY']._serialized_start=72
   _globals['_CONTRIBUTIONKEY']._serialized_end=168
   _globals['_CONTRIBUTIONHEADER']._serialized_start=171
-  _globals['_CONTRIBUTIONHEADER']._serialized_end=434
-  _globals['_UPLOADANSWER']._serialized_start=437
-  _globals['_UPLOADANSWER']._serialized_end=648
-  _globals['_UPLOADANSWER_KIND']._serialized_start=553
-  _globals['_UPLOADANSWER_KIND']._serialized_end=648
-  _globals['_MERGEDNOTE']._serialized_start=650
-  _globals['_MERGEDNOTE']._serialized_end=737
-  _globals['_UPDATESEGMENT']._serialized_start=740
-  _globals['_UPDATESEGMENT']._serialized_end=1004
-  _globals['_UPDATEHEADER']._serialized_start=1006
-  _globals['_UPDATEHEADER']._serialized_end=1105
-  _globals['_UPDATEPART']._serialized_start=1107
-  _globals['_UPDATEPART']._serialized_end=1192
-  _globals['_DOWNLOADITEM']._serialized_start=1194
-  _globals['_DOWNLOADITEM']._serialized_end=1294
-  _globals['_DOWNLOADPROGRESS']._serialized_start=1296
-  _globals['_DOWNLOADPROGRESS']._serialized_end=1338
-  _globals['_STATECALL']._serialized_start=1340
-  _globals['_STATECALL']._serialized_end=1420
+  _globals['_CONTRIBUTIONHEADER']._serialized_end=452
+  _globals['_UPLOADANSWER']._serialized_start=455
+  _globals['_UPLOADANSWER']._serialized_end=684
+  _globals['_UPLOADANSWER_KIND']._serialized_start=589
+  _globals['_UPLOADANSWER_KIND']._serialized_end=684
+  _globals['_MERGEDNOTE']._serialized_start=686
+  _globals['_MERGEDNOTE']._serialized_end=773
+  _globals['_UPDATESEGMENT']._serialized_start=776
+  _globals['_UPDATESEGMENT']._serialized_end=1040
+  _globals['_UPDATEHEADER']._serialized_start=1042
+  _globals['_UPDATEHEADER']._serialized_end=1141
+  _globals['_UPDATEPART']._serialized_start=1143
+  _globals['_UPDATEPART']._serialized_end=1228
+  _globals['_DOWNLOADITEM']._serialized_start=1230
+  _globals['_DOWNLOADITEM']._serialized_end=1348
+  _globals['_DOWNLOADPROGRESS']._serialized_start=1350
+  _globals['_DOWNLOADPROGRESS']._serialized_end=1410
+  _globals['_STATECALL']._serialized_start=1412
+  _globals['_STATECALL']._serialized_end=1510
 # @@protoc_insertion_point(module_scope)

@@ -125,6 +125,7 @@ class ContributionHeader(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     CODES_BYTES_FIELD_NUMBER: _builtins.int
     SCALES_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     attempt: _builtins.int
     steps: _builtins.int
@@ -136,6 +137,7 @@ class ContributionHeader(_message.Message):
     codec: _builtins.str
     codes_bytes: _builtins.int
     scales_bytes: _builtins.int
+    checksum: _builtins.int
     @_builtins.property
     def key(self) -> Global___ContributionKey: ...
     @_builtins.property
@@ -154,10 +156,11 @@ class ContributionHeader(_message.Message):
         codec: _builtins.str = ...,
         codes_bytes: _builtins.int = ...,
         scales_bytes: _builtins.int = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base", b"base", "codec", b"codec", "codes_bytes", b"codes_bytes", "key", b"key", "round_id", b"round_id", "scales_bytes", b"scales_bytes", "steps", b"steps", "tokens", b"tokens", "tokens_lo", b"tokens_lo", "unit_hi", b"unit_hi"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base", b"base", "checksum", b"checksum", "codec", b"codec", "codes_bytes", b"codes_bytes", "key", b"key", "round_id", b"round_id", "scales_bytes", b"scales_bytes", "steps", b"steps", "tokens", b"tokens", "tokens_lo", b"tokens_lo", "unit_hi", b"unit_hi"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -196,11 +199,13 @@ class UploadAnswer(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     kind: Global___UploadAnswer.Kind.ValueType
     start: _builtins.int
     end: _builtins.int
     received_bytes: _builtins.int
     """With KIND_PROGRESS: of all messages of this call, headers of frames included, this header not."""
+    checksum: _builtins.int
     def __init__(
         self,
         *,
@@ -208,10 +213,11 @@ class UploadAnswer(_message.Message):
         start: _builtins.int = ...,
         end: _builtins.int = ...,
         received_bytes: _builtins.int = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "kind", b"kind", "received_bytes", b"received_bytes", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "end", b"end", "kind", b"kind", "received_bytes", b"received_bytes", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -354,6 +360,8 @@ class DownloadItem(_message.Message):
 
     UPDATE_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    checksum: _builtins.int
     @_builtins.property
     def update(self) -> Global___UpdateHeader: ...
     @_builtins.property
@@ -363,10 +371,11 @@ class DownloadItem(_message.Message):
         *,
         update: Global___UpdateHeader | None = ...,
         part: Global___UpdatePart | None = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "part", b"part", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -377,16 +386,19 @@ class DownloadProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     received_bytes: _builtins.int
     """Of all messages of this call, headers of frames included, items not."""
+    checksum: _builtins.int
     def __init__(
         self,
         *,
         received_bytes: _builtins.int = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_bytes", b"received_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "received_bytes", b"received_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,6 +412,7 @@ class StateCall(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     RTT_S_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     transfer: _builtins.int
     start: _builtins.int
     """With Take: how much of the row is there already."""
@@ -407,6 +420,7 @@ class StateCall(_message.Message):
     """With Take: the longest piece that the taker's link and the syncer's let through well; 0 for any."""
     rtt_s: _builtins.float
     """With Take: a round trip from the taker to the syncer; 0 before it has measured any."""
+    checksum: _builtins.int
     def __init__(
         self,
         *,
@@ -414,10 +428,11 @@ class StateCall(_message.Message):
         start: _builtins.int = ...,
         chunk_bytes: _builtins.int = ...,
         rtt_s: _builtins.float = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "rtt_s", b"rtt_s", "start", b"start", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "chunk_bytes", b"chunk_bytes", "rtt_s", b"rtt_s", "start", b"start", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

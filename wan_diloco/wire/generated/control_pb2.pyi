@@ -5,6 +5,9 @@ What learners and a syncer say to each other on the control stream.
 
 Meanings, units and orderings are those of wan_diloco/protocol/messages.py. Counters are 64 bit; a number
 above 2^63 - 1 is refused. Field numbers are never used again.
+
+Every message that is sent ends with its field `checksum`: the low 32 bits of xxh3 of all bytes before that field. A link
+may flip bits that TCP lets through, and what came otherwise than it was said means nothing.
 """
 
 from collections import abc as _abc
@@ -169,6 +172,8 @@ class ControlRequest(_message.Message):
     STATE_READY_FIELD_NUMBER: _builtins.int
     STATE_DECLINED_FIELD_NUMBER: _builtins.int
     STATE_SETTLED_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    checksum: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -202,10 +207,11 @@ class ControlRequest(_message.Message):
         state_ready: Global___StateReady | None = ...,
         state_declined: Global___StateDeclined | None = ...,
         state_settled: Global___StateSettled | None = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "goodbye", b"goodbye", "hello", b"hello", "message", b"message", "report", b"report", "resync_request", b"resync_request", "state_declined", b"state_declined", "state_ready", b"state_ready", "state_settled", b"state_settled", "state_wanted", b"state_wanted", "update_received", b"update_received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "goodbye", b"goodbye", "hello", b"hello", "message", b"message", "report", b"report", "resync_request", b"resync_request", "state_declined", b"state_declined", "state_ready", b"state_ready", "state_settled", b"state_settled", "state_wanted", b"state_wanted", "update_received", b"update_received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "declined", b"declined", "goodbye", b"goodbye", "hello", b"hello", "message", b"message", "report", b"report", "resync_request", b"resync_request", "state_declined", b"state_declined", "state_ready", b"state_ready", "state_settled", b"state_settled", "state_wanted", b"state_wanted", "update_received", b"update_received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "update_received", "resync_request", "goodbye", "state_wanted", "state_ready", "state_declined", "state_settled"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -231,6 +237,8 @@ class ControlResponse(_message.Message):
     STATE_OFFERED_FIELD_NUMBER: _builtins.int
     NO_DONOR_FIELD_NUMBER: _builtins.int
     DONATION_OVER_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    checksum: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -270,10 +278,11 @@ class ControlResponse(_message.Message):
         state_offered: Global___StateOffered | None = ...,
         no_donor: Global___NoDonor | None = ...,
         donation_over: Global___DonationOver | None = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "contribution_refused", b"contribution_refused", "donate", b"donate", "donation_over", b"donation_over", "message", b"message", "no_donor", b"no_donor", "pace", b"pace", "pull", b"pull", "refused", b"refused", "start", b"start", "state_offered", b"state_offered", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "contribution_refused", b"contribution_refused", "donate", b"donate", "donation_over", b"donation_over", "message", b"message", "no_donor", b"no_donor", "pace", b"pace", "pull", b"pull", "refused", b"refused", "start", b"start", "state_offered", b"state_offered", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "checksum", b"checksum", "contribution_refused", b"contribution_refused", "donate", b"donate", "donation_over", b"donation_over", "message", b"message", "no_donor", b"no_donor", "pace", b"pace", "pull", b"pull", "refused", b"refused", "start", b"start", "state_offered", b"state_offered", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "refused", "start", "pace", "pull", "acknowledged", "contribution_refused", "stop", "donate", "state_offered", "no_donor", "donation_over"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
