@@ -328,6 +328,8 @@ class Journal(JournalReader):
                         # The disk took neither a record nor the cut after it; a sealed one ends where its file does.
                         os.ftruncate(self._descriptor, self._tail)
                         os.fsync(self._descriptor)
+                    # In a folder that was put in the old one's place the next would look as if all was well.
+                    self._require_linked(self._descriptor)
                     self._begin_segment(segment + 1)
 
     def _write(self, head: bytes, meta: bytes, views: list[memoryview]) -> JournalRef:
@@ -362,7 +364,6 @@ class Journal(JournalReader):
                 f"the journal in {self._folder} couldn't be flushed ({exc.strerror}) and must be opened anew"
             )
             raise self._failure from exc
-        if not os.fstat(descriptor).st_nlink:
-            # Nobody may be told that it is durable.
-            self._require_linked(descriptor)
+        # Nobody may be told that it is durable where no restart looks.
+        self._require_linked(descriptor)
         self._durable = tail

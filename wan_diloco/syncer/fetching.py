@@ -104,10 +104,12 @@ def _remove_others(folder: Path, wanted: set[str]) -> None:
     """Take away what belongs to a manifest that was passed over: a segment too much would be read as a part of this."""
     with translated("can't tidy", folder):
         for path in sorted((folder / "journal").glob("*.journal")):
-            if f"journal/{path.name}" not in wanted:
+            if _PATH.fullmatch(name := f"journal/{path.name}") and name not in wanted:
                 path.unlink()
-        for snapshot in sorted((folder / "snapshots").glob("state-*")):
-            if not any(each.startswith(f"snapshots/{snapshot.name}/") for each in wanted):
+        for snapshot in sorted((folder / "snapshots").glob("state-*/")):
+            # What has another name isn't a state's, and is left alone.
+            place = f"snapshots/{snapshot.name}/"
+            if _PATH.fullmatch(f"{place}manifest.json") and not any(each.startswith(place) for each in wanted):
                 for path in snapshot.iterdir():
                     path.unlink()
                 snapshot.rmdir()

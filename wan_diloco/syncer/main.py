@@ -408,8 +408,9 @@ async def _serve(
         # What was acknowledged or sent is on the disk; nobody counts on what isn't.
         _LOG.warning("ended_unsettled", reason=str(cause))
     finally:
-        # Nobody listens there any more; another syncer will listen elsewhere.
-        address.unlink(missing_ok=True)
+        # Nobody listens there any more. Why we end is worth more than a failure here.
+        with contextlib.suppress(OSError):
+            address.unlink(missing_ok=True)
         await server.stop(_GRACE_S)
 
 

@@ -21,6 +21,7 @@ from typing import Final
 from wan_diloco.errors import CheckpointError, StateTakenOver, StorageError
 from wan_diloco.storage import Journal, Manifest, ShippedFile
 from wan_diloco.storage.filesystem import translated
+from wan_diloco.storage.journal_reader import segment_name
 from wan_diloco.storage.shipment import is_ours, journal_name, manifest_names, snapshot_name_of
 from wan_diloco.storage.tensor_file import file_digest
 from wan_diloco.syncer.fetching import read_manifest
@@ -180,7 +181,7 @@ class Shipper:
             # Without a journal a snapshot is taken for the rest of a damaged state, also at the very beginning.
             self._journal.seal(even_empty=True)
         sealed = [number for number in self._journal.segments[:-1] if number >= floor]
-        paths = [f"journal/{number:010d}.journal" for number in sealed]
+        paths = [f"journal/{segment_name(number)}" for number in sealed]
         paths += [f"snapshots/{snapshot}/{name}" for name in _SNAPSHOT_FILES]
         room = self._staging / snapshot
         with self._changed:

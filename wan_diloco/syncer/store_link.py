@@ -29,6 +29,7 @@ from wan_diloco.storage import (
     write_json,
 )
 from wan_diloco.storage.filesystem import ensure_folder, translated
+from wan_diloco.storage.journal_reader import find_segments
 from wan_diloco.syncer.fetching import fetch_newest
 from wan_diloco.telemetry import get_logger
 
@@ -241,7 +242,7 @@ class StoreLink:
                     hint=hint,
                 )
             return
-        if any((folder / "journal").glob("*.journal")):
+        if (folder / "journal").is_dir() and find_segments(folder / "journal"):
             raise ConfigError("there is a journal and no snapshot", where=str(folder), hint="move the folder away")
         if not resume and manifest_names(self.store.names()):
             raise ConfigError(

@@ -155,6 +155,23 @@ def _counts(state) -> list[int]:
     return [version["count"] for version in state["versions"]]
 
 
+def test_what_has_no_name_of_a_states_is_left_alone_when_a_state_is_fetched(tmp_path, s3):
+    config = _config(s3, s3.new_place())
+    asyncio.run(_train_and_stop(config, tmp_path / "one"))
+    folder = tmp_path / "two" / "state"
+    (folder / "snapshots" / "state-7.bak").mkdir(parents=True)
+    (folder / "journal").mkdir()
+    kept = [folder / "snapshots" / "state-7.bak" / "tensors.safetensors", folder / "snapshots" / "state-7.tar.gz"]
+    kept.append(folder / "journal" / "old.journal")
+    for path in kept:
+        path.write_text("somebody's own copy")
+    restored = open_tiny(folder, config, resume=True, link=(link := _link(config)))
+    assert [path.read_text() for path in kept] == ["somebody's own copy"] * 3
+    assert any("state-7.bak" in note for note in restored.notes)
+    link.leave()
+    close(restored)
+
+
 @pytest.mark.parametrize("what", ["manifests/", "tensors.safetensors", ".journal"])
 def test_what_is_damaged_is_passed_over_for_the_manifest_before(tmp_path, s3, what):
     # One snapshot at the start and one at the end.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -372,3 +373,23 @@ def test_who_looks_sees_that_the_growing_segment_was_replaced(tmp_path: Path) ->
         segment_file(tmp_path, 2).write_bytes(data)
         with pytest.raises(StateDamaged, match=r"0000000002\.journal was removed or replaced"):
             journal.require_there()
+
+
+def test_what_is_flushed_into_a_file_that_was_moved_is_never_durable(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "journal") as journal:
+        journal.append(1, b"")
+        (tmp_path / "journal").rename(tmp_path / "elsewhere")
+        with pytest.raises(StateDamaged, match="was removed or replaced while it was written"):
+            journal.sync()
+
+
+def test_no_segment_is_begun_in_a_folder_that_was_put_in_the_place_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    with Journal.open(folder) as journal:
+        journal.append(1, b"")
+        journal.sync()
+        folder.rename(tmp_path / "elsewhere")
+        shutil.copytree(tmp_path / "elsewhere", folder)
+        with pytest.raises(StateDamaged, match="was removed or replaced while it was written"):
+            journal.seal()
+        assert not segment_file(folder, 2).exists()
