@@ -144,8 +144,10 @@ class SyncerService:
 
         Raises:
             StateDamaged: The state's folder, or its journal, was removed or replaced under us.
+            StateTakenOver: Another syncer has the run's store now.
+            ConfigError: Learners of the run come, and nothing is known of it in this folder.
             StorageError: The journal has lost track of what is durable; the process must end, and another
-                may take the state up again. Comes in an exception group, as all that tasks raise.
+                may take the state up again. All come in an exception group, but for the last snapshot's.
         """
         self._next_snapshot_s = self._clock.now_s() + self._parts.snapshot_every_s
         async with asyncio.TaskGroup() as group:
