@@ -37,7 +37,7 @@ _TRIES: Final = 10
 class FolderLock:
     """Holds a folder for one purpose, from `acquire` to `release`, or as a context manager.
 
-    The lock file stays behind: where folders can't be locked, removing it would let two owners hold two different files.
+    The lock file stays behind: where folders can't be locked, removing it would let two owners hold two files.
 
     Args:
         path: The folder; created where missing.
