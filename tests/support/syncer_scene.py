@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.syncer import BATCH_TOKENS, close, contribution, maths_of, open_tiny, small_delta
+from tests.support.syncer import BATCH_TOKENS, close, contribution, maths_of, open_tiny, small_delta, tiny_config
+from tests.support.text import write_text_corpus
 from wan_diloco.algorithm.codec import Payload, codec_by_name
 from wan_diloco.algorithm.publication import digest
 from wan_diloco.clock import SystemClock
@@ -394,6 +395,16 @@ async def advance(group: list[Learner], made: Syncer, steps: int, *, settle: boo
             return status["global_step"] >= step and not (settle and busy)
 
         await until(done)
+
+
+def begun_by_one(folder: Path) -> RunConfig:
+    """Of a run that west begins alone and that doesn't end: east is a process, which takes longer to start."""
+    return tiny_config(
+        run={"tokens": "10M", "start_timeout": "100ms"},
+        data={"source": f"text:{write_text_corpus(folder / 'text.txt')}"},
+        sync={"quorum": 1},
+        evaluation={"every_steps": 100_000},
+    )
 
 
 async def crash_after(config: RunConfig, folder: Path, steps: int) -> list[Learner]:

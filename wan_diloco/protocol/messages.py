@@ -56,7 +56,7 @@ __all__ = [
     "Welcome",
 ]
 
-# Both ends must speak the same version; it rises with any change of meaning, not of encoding.
+# Both ends must speak the same version; it rises with any change of meaning, and of what every message must have.
 PROTOCOL_VERSION = 3
 _NO_TERM = Term(0)
 

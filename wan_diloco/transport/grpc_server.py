@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from wan_diloco.config.addresses import exposed
-from wan_diloco.errors import AuthError, ConfigError, DecodeError, PeerUnavailable, TransportError
+from wan_diloco.errors import ConfigError, DecodeError, PeerUnavailable, TransportError
 from wan_diloco.protocol.link_plan import CHANNELS_MAX
 from wan_diloco.transport.grpc_common import REASON_KEY, guarded, plain_metadata, server_options
 from wan_diloco.transport.hub import SessionHub
@@ -146,8 +146,6 @@ def _serving(serve: Callable[[ServerStream], Awaitable[None]]) -> Callable[[obje
     async def handler(requests: object, context: _Context) -> None:  # noqa: ARG001 - the signature is gRPC's
         try:
             await serve(_GrpcServerStream(context))
-        except AuthError as problem:
-            _end(context, grpc.StatusCode.PERMISSION_DENIED, problem)
         except PeerUnavailable as problem:
             _end(context, grpc.StatusCode.UNAVAILABLE, problem)
         except TransportError as problem:

@@ -9,9 +9,7 @@ from typing import Any
 
 from tests.integration.learner.stub_syncer import learner
 from tests.integration.syncer.test_process import WAIT_S, syncer_process
-from tests.support.syncer import tiny_config
-from tests.support.syncer_scene import learners, trains_on
-from tests.support.text import write_text_corpus
+from tests.support.syncer_scene import begun_by_one, learners, trains_on
 from wan_diloco.errors import EXIT_CONFIG
 from wan_diloco.transport.grpc_client import grpc_connection
 
@@ -31,13 +29,7 @@ async def refused(config: Path, address: str, setting: str) -> str:
 
 
 def test_it_ends_with_one_sentence_that_has_both_values_and_the_others_train_on(tmp_path: Path) -> None:
-    config = tiny_config(
-        # East doesn't come in time.
-        run={"tokens": "10M", "start_timeout": "100ms"},
-        data={"source": f"text:{write_text_corpus(tmp_path / 'text.txt')}"},
-        sync={"quorum": 1},
-        evaluation={"every_steps": 100_000},
-    )
+    config = begun_by_one(tmp_path)
     given = tmp_path / "given.json"
     given.write_text(config.resolved_json())
 

@@ -15,9 +15,7 @@ import psutil
 
 from tests.integration.syncer.test_process import WAIT_S, syncer_process
 from tests.support.sources import REPOSITORY
-from tests.support.syncer import tiny_config
-from tests.support.syncer_scene import learners, merged, trains_on
-from tests.support.text import write_text_corpus
+from tests.support.syncer_scene import begun_by_one, learners, merged, trains_on
 from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
 
 
@@ -77,13 +75,7 @@ async def until_merged(address: str, process: Torchrun, *, incarnation: int, rou
 
 
 def test_a_rank_that_is_killed_is_started_again_and_nothing_of_it_counts_twice(tmp_path: Path) -> None:
-    config = tiny_config(
-        # East takes longer to start.
-        run={"tokens": "10M", "start_timeout": "100ms"},
-        data={"source": f"text:{write_text_corpus(tmp_path / 'text.txt')}"},
-        sync={"quorum": 1},
-        evaluation={"every_steps": 100_000},
-    )
+    config = begun_by_one(tmp_path)
     tree = json.loads(config.resolved_json())
     tree["regions"][0]["step_time_min"] = "20ms"
     (tmp_path / "given.json").write_text(json.dumps(tree))

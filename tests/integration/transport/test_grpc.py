@@ -21,6 +21,7 @@ from wan_diloco.lab.links import GOOD, Passage
 from wan_diloco.lab.proxy import LinkProxy
 from wan_diloco.protocol.messages import RefusalReason
 from wan_diloco.transport.allocator import keep_freed_memory
+from wan_diloco.transport.connection import ClientConnection
 from wan_diloco.transport.grpc_client import fetch_status, grpc_connection
 from wan_diloco.transport.grpc_common import translated
 from wan_diloco.transport.grpc_server import GrpcSyncerServer
@@ -47,6 +48,15 @@ def run(main: Callable[[Servers], Coroutine[Any, Any, None]]) -> None:
             await main(servers)
 
     asyncio.run(inside())
+
+
+async def connected(servers: Servers) -> tuple[RecordingHandler, str, ClientConnection]:
+    """A syncer, where it is, and a session with it."""
+    handler = RecordingHandler()
+    address = await servers.start(handler)
+    connection = grpc_connection(address)
+    await within(connection.connect())
+    return handler, address, connection
 
 
 async def raw_call(address: str, method: Method, metadata: dict[str, str], *messages: bytes) -> grpc.StatusCode:
@@ -120,10 +130,7 @@ def _has_ipv6() -> bool:
 @pytest.mark.parametrize("method", [Method.UPLOAD, Method.DOWNLOAD])
 def test_bulk_calls_need_the_number_and_the_secret_of_a_session(method: Method) -> None:
     async def main(servers: Servers) -> None:
-        handler = RecordingHandler()
-        address = await servers.start(handler)
-        connection = grpc_connection(address)
-        await within(connection.connect())
+        handler, address, connection = await connected(servers)
         number = str(handler.sessions[0].session)
         for metadata, status in [
             ({}, grpc.StatusCode.ABORTED),
@@ -147,10 +154,7 @@ def test_bulk_calls_need_the_number_and_the_secret_of_a_session(method: Method) 
 
 def test_garbage_ends_its_own_call_only() -> None:
     async def main(servers: Servers) -> None:
-        handler = RecordingHandler()
-        address = await servers.start(handler)
-        connection = grpc_connection(address)
-        await within(connection.connect())
+        handler, address, connection = await connected(servers)
         # What a hostile learner with a session of its own could send.
         credentials = dict(connection._credentials)
         assert await raw_call(address, Method.UPLOAD, credentials, b"\xff" * 50) is grpc.StatusCode.INVALID_ARGUMENT
@@ -179,10 +183,7 @@ def flipped(message: bytes) -> bytes:
 
 def test_a_message_that_the_link_spoilt_ends_its_call_and_refuses_nobody() -> None:
     async def main(servers: Servers) -> None:
-        handler = RecordingHandler()
-        address = await servers.start(handler)
-        connection = grpc_connection(address)
-        await within(connection.connect())
+        handler, address, connection = await connected(servers)
         credentials = dict(connection._credentials)
         assert await raw_call(address, Method.CONTROL, {}, flipped(encode_learner(hello()))) is grpc.StatusCode.OK
         spoilt = flipped(encode_contribution(contribution()))
